@@ -1,0 +1,2 @@
+//! CPU micro-benchmarks.
+fn main() { divan::main(); }

@@ -1,0 +1,1 @@
+//! Benchmarks and measurement binaries.

@@ -1,0 +1,2 @@
+//! The gosset command.
+fn main() {}

@@ -1,0 +1,2 @@
+//! Matrix to bitstream and back: randomized Hadamard transform, lattice, entropy code, rate targeting.
+#![forbid(unsafe_code)]

@@ -1,0 +1,2 @@
+//! Bit streams, Rice codes, stream tables and rate accounting.
+#![forbid(unsafe_code)]

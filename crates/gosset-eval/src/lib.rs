@@ -1,0 +1,2 @@
+//! Perplexity protocols, metrics and result records; independent of any runtime.
+#![forbid(unsafe_code)]

@@ -1,0 +1,1 @@
+//! From a checkpoint to a Gosset container: sources, tensor policy, rate targets, pipeline.

@@ -1,0 +1,1 @@
+//! Runs transformers from a Gosset container, a GGUF file or a Hugging Face folder, on candle.

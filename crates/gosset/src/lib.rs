@@ -1,0 +1,2 @@
+//! Near-Shannon quantization of transformer weights: one crate that re-exports the product.
+#![forbid(unsafe_code)]
