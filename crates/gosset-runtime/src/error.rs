@@ -1,0 +1,144 @@
+//! The one error type of this crate.
+
+use std::path::PathBuf;
+
+/// What can go wrong between a checkpoint on disk and generated text.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RuntimeError {
+    /// The operating system refused to read a file.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// File or folder.
+        path: PathBuf,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+    /// A field of `config.json` is absent, of the wrong type or out of range.
+    #[error("config.json: {field}: expected {expected}, found {found}")]
+    Config {
+        /// Name of the field.
+        field: String,
+        /// What would have been accepted.
+        expected: String,
+        /// What is there.
+        found: String,
+    },
+    /// The architecture is none of those implemented here.
+    #[error("architecture {found} is not supported; supported: {supported}")]
+    UnsupportedArchitecture {
+        /// As the model names itself.
+        found: String,
+        /// Names that work.
+        supported: String,
+    },
+    /// A tensor the architecture needs is not in the checkpoint.
+    #[error("tensor {name} is missing, expected shape {expected:?}")]
+    MissingTensor {
+        /// Hugging Face name.
+        name: String,
+        /// Shape that `config.json` implies.
+        expected: Vec<usize>,
+    },
+    /// A tensor's shape contradicts `config.json`.
+    #[error("tensor {name}: expected shape {expected:?}, found {found:?}")]
+    Shape {
+        /// Hugging Face name.
+        name: String,
+        /// Shape that `config.json` implies.
+        expected: Vec<usize>,
+        /// Shape in the checkpoint.
+        found: Vec<usize>,
+    },
+    /// A tensor is stored in a type this crate cannot read.
+    #[error("tensor {name}: dtype {dtype} is not supported; supported: {supported}")]
+    UnsupportedDtype {
+        /// Name of the tensor.
+        name: String,
+        /// As stored.
+        dtype: String,
+        /// Types that work.
+        supported: String,
+    },
+    /// A part that the asked operation needs is not in the file or folder.
+    #[error("{part} is missing: {detail}")]
+    MissingPart {
+        /// For instance `tokenizer.json`.
+        part: String,
+        /// Where it was looked for and what needs it.
+        detail: String,
+    },
+    /// The two settings about sharing the embedding and the output head contradict the tensors.
+    #[error("tied output head: {0}")]
+    Tie(String),
+    /// A computed number is not finite.
+    #[error("non-finite value at position {position}: first seen in {layer}")]
+    NonFinite {
+        /// First bad layer, for instance `model.layers.1`.
+        layer: String,
+        /// Position of the first bad token within the scored sequence.
+        position: usize,
+    },
+    /// More positions were asked for than the model was made for.
+    #[error("context of {limit} tokens: {asked} were asked for ({detail})")]
+    ContextOverflow {
+        /// Positions the call would need.
+        asked: usize,
+        /// `max_position_embeddings`.
+        limit: usize,
+        /// How `asked` adds up.
+        detail: String,
+    },
+    /// A token id beyond the embedding table.
+    #[error("token {id} at position {position}: expected an id below {vocab_size}")]
+    Token {
+        /// The id.
+        id: u32,
+        /// Its index in the given tokens.
+        position: usize,
+        /// Rows of the embedding table.
+        vocab_size: usize,
+    },
+    /// An option of a call is out of its range.
+    #[error("{option}: expected {expected}, found {found}")]
+    Options {
+        /// Name of the option.
+        option: String,
+        /// Accepted range.
+        expected: String,
+        /// What was given.
+        found: String,
+    },
+    /// A GGUF file is damaged or uses something unknown.
+    #[error("{}: {detail}", path.display())]
+    Gguf {
+        /// The file.
+        path: PathBuf,
+        /// Expected, found and where.
+        detail: String,
+    },
+    /// A tokenizer could not be built or used.
+    #[error("tokenizer: {0}")]
+    Tokenizer(String),
+    /// A chat template could not be compiled or rendered.
+    #[error("chat template: {0}")]
+    Template(String),
+    /// A model name led to no file.
+    #[error("model {name}: not found; tried {tried}")]
+    UnknownModel {
+        /// As given.
+        name: String,
+        /// Every place that was looked at.
+        tried: String,
+    },
+    /// A tensor operation failed; a defect of this crate, since shapes are checked before.
+    #[error("tensor operation: {0}")]
+    Candle(#[from] candle_core::Error),
+}
+
+impl RuntimeError {
+    /// [`RuntimeError::Config`] from anything printable.
+    pub(crate) fn config(field: &str, expected: impl Into<String>, found: impl std::fmt::Display) -> Self {
+        RuntimeError::Config { field: field.to_owned(), expected: expected.into(), found: found.to_string() }
+    }
+}
