@@ -1,2 +1,22 @@
-//! Near-Shannon quantization of transformer weights: one crate that re-exports the product.
+//! Near-Shannon quantization of transformer weights: the product crates behind one name.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`transform`] | Philox streams, signs, fast Walsh-Hadamard transform, tiled RHT |
+//! | [`lattice`] | nearest points and bit stripping of Z, A2, D4, E8 |
+//! | [`entropy`] | bit streams, Rice codes, stream tables, rates |
+//! | [`codec`] | a matrix to compressed planes and back |
+//! | [`container`] | the file |
+//! | [`quantize`] | a checkpoint to a container |
+//! | [`runtime`] | models that run from the compressed form |
+//!
+//! Each is a crate of its own: depend on the single one you need where compile time matters.
 #![forbid(unsafe_code)]
+
+pub use gosset_codec as codec;
+pub use gosset_container as container;
+pub use gosset_entropy as entropy;
+pub use gosset_lattice as lattice;
+pub use gosset_quantize as quantize;
+pub use gosset_runtime as runtime;
+pub use gosset_transform as transform;
