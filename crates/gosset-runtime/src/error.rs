@@ -117,6 +117,67 @@ pub enum RuntimeError {
         /// Expected, found and where.
         detail: String,
     },
+    /// A GGUF file written for a big-endian machine.
+    #[error("{}: big-endian GGUF (version field {version:#010x}): only little-endian files are read; convert it", path.display())]
+    BigEndianGguf {
+        /// The file.
+        path: PathBuf,
+        /// The version field as read.
+        version: u32,
+    },
+    /// A tensor of a GGUF file has a block type that this crate cannot read.
+    #[error("{}: tensor {tensor}: block type {id} is unknown; supported: {supported}", path.display())]
+    GgufBlockType {
+        /// The file.
+        path: PathBuf,
+        /// Name in the file.
+        tensor: String,
+        /// Type id in the file.
+        id: u32,
+        /// Names that work.
+        supported: String,
+    },
+    /// A GGUF file ends before the data its header promises.
+    #[error("{}: {what} ends at byte {expected}, found a file of {found} bytes: the download is probably incomplete", path.display())]
+    TruncatedGguf {
+        /// The file.
+        path: PathBuf,
+        /// Header, or the first tensor that lies beyond the end.
+        what: String,
+        /// Bytes the file would need at least.
+        expected: u64,
+        /// Bytes it has.
+        found: u64,
+    },
+    /// Parts of a split GGUF model are not there.
+    #[error("{}: {} of {n_parts} parts missing: {}", path.display(), missing.len(), missing.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(", "))]
+    MissingParts {
+        /// The part that was opened.
+        path: PathBuf,
+        /// How many parts there should be.
+        n_parts: usize,
+        /// Where the missing ones would be.
+        missing: Vec<PathBuf>,
+    },
+    /// The path holds something that is no checkpoint.
+    #[error("{}: {found}; expected a GGUF file, a safetensors file or a Hugging Face folder", path.display())]
+    NotACheckpoint {
+        /// File or folder.
+        path: PathBuf,
+        /// What it was recognised as.
+        found: String,
+    },
+    /// A safetensors checkpoint could not be opened.
+    #[error(transparent)]
+    Source(#[from] gosset_quantize::SourceError),
+    /// Raw bytes of a tensor do not fit its type and shape.
+    #[error("raw tensor of type {dtype}: {detail}")]
+    Raw {
+        /// Type as stored.
+        dtype: String,
+        /// Expected and found.
+        detail: String,
+    },
     /// A tokenizer could not be built or used.
     #[error("tokenizer: {0}")]
     Tokenizer(String),
@@ -137,6 +198,21 @@ pub enum RuntimeError {
 }
 
 impl RuntimeError {
+    /// [`RuntimeError::Raw`] for a type name.
+    pub(crate) fn raw(dtype: &str, detail: String) -> Self {
+        RuntimeError::Raw { dtype: dtype.to_owned(), detail }
+    }
+
+    /// [`RuntimeError::Gguf`] for a path.
+    pub(crate) fn gguf(path: &std::path::Path, detail: impl Into<String>) -> Self {
+        RuntimeError::Gguf { path: path.to_owned(), detail: detail.into() }
+    }
+
+    /// [`RuntimeError::Io`] for a path, for use with `map_err`.
+    pub(crate) fn io(path: &std::path::Path) -> impl FnOnce(std::io::Error) -> Self + '_ {
+        move |source| RuntimeError::Io { path: path.to_owned(), source }
+    }
+
     /// [`RuntimeError::Config`] from anything printable.
     pub(crate) fn config(field: &str, expected: impl Into<String>, found: impl std::fmt::Display) -> Self {
         RuntimeError::Config { field: field.to_owned(), expected: expected.into(), found: found.to_string() }
