@@ -14,7 +14,7 @@ pub fn nearest_z(x: &[f32; 1]) -> [i32; 1] {
 pub fn nearest_a2(x: &[f32; 2]) -> [i32; 2] {
     let x = [f64::from(x[0]) / SQRT_3, f64::from(x[1])];
     let candidates = [0.0, 1.0].map(|c| x.map(|v| 2.0 * round_half_even((v - c) / 2.0) + c));
-    let distance = candidates.map(|y| 3.0 * (x[0] - y[0]).powi(2) + (x[1] - y[1]).powi(2));
+    let distance = candidates.map(|y| 3.0 * (x[0] - y[0]) * (x[0] - y[0]) + (x[1] - y[1]) * (x[1] - y[1]));
     // A tie up to rounding is a tie.
     let best = if distance[1] < distance[0] - 1e-12 { candidates[1] } else { candidates[0] };
     best.map(|v| v as i32)
