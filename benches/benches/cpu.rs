@@ -1,2 +1,3 @@
 //! CPU micro-benchmarks.
+mod transform;
 fn main() { divan::main(); }
