@@ -1,0 +1,278 @@
+//! From header and planes to values.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::ops::Range;
+
+use gosset_entropy::{Rate, STREAM_LEN};
+use gosset_transform::Rht;
+use half::bf16;
+
+use crate::codec::{EXACT_ROWS, EXACT_VALUES, SCALES};
+use crate::encoded::plane_rate;
+use crate::plane::{PlaneSet, check_len, required};
+use crate::scheme::{SchemeDecoder, StreamError};
+use crate::{CodecError, MatrixHeader, Plane, scheme};
+
+/// Buffers of one decoding thread; their contents before a call do not matter.
+#[derive(Clone)]
+pub struct DecodeScratch {
+    /// Symbols of one stream.
+    pub(crate) symbols: Box<[u32; STREAM_LEN]>,
+    /// Points of one stream.
+    pub(crate) points: Box<[i32; STREAM_LEN]>,
+    /// Values of one stream.
+    pub(crate) values: Box<[f32; STREAM_LEN]>,
+}
+
+impl DecodeScratch {
+    /// New buffers.
+    pub fn new() -> Self {
+        Self {
+            symbols: Box::new([0; STREAM_LEN]),
+            points: Box::new([0; STREAM_LEN]),
+            values: Box::new([0.0; STREAM_LEN]),
+        }
+    }
+}
+
+impl Default for DecodeScratch {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for DecodeScratch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DecodeScratch").finish_non_exhaustive()
+    }
+}
+
+/// Decoder of one matrix from checked planes; any number of threads may use it, each with its own [`DecodeScratch`].
+#[derive(Debug)]
+pub struct Decoder<'a> {
+    rows: usize,
+    cols: usize,
+    rht: Option<Rht>,
+    scheme: SchemeDecoder<'a>,
+    scales: Cow<'a, [bf16]>,
+    exact_rows: Cow<'a, [u32]>,
+    exact_values: Cow<'a, [f32]>,
+    rate: Rate,
+}
+
+impl<'a> Decoder<'a> {
+    /// A decoder of untrusted planes under an untrusted header.
+    ///
+    /// Everything that decoding relies on is checked here, in time linear in the number of streams and rows; borrowed planes are not
+    /// copied. Values of scales are not judged: a NaN there gives NaN rows.
+    ///
+    /// # Errors
+    /// [`CodecError::Header`], [`CodecError::Rotation`], the errors about planes, [`CodecError::ExactRows`] and
+    /// [`CodecError::Streams`].
+    pub fn new(header: &MatrixHeader, planes: &[Plane<'a>]) -> Result<Self, CodecError> {
+        let set = PlaneSet::new(planes);
+        let names = [scheme::plane_names(&header.scheme), &[SCALES, EXACT_ROWS, EXACT_VALUES]].concat();
+        set.check_names(&names)?;
+        let (rows, cols) = checked_shape(header)?;
+        let scales = required(SCALES, set.bf16s(SCALES)?)?;
+        check_len(SCALES, scales.len(), header.rows)?;
+        let exact_rows = set.u32s(EXACT_ROWS)?.unwrap_or_default();
+        let exact_values = set.f32s(EXACT_VALUES)?.unwrap_or_default();
+        check_exact_rows(&exact_rows, header.rows)?;
+        check_len(EXACT_VALUES, exact_values.len(), exact_rows.len() as u64 * header.cols)?;
+        let scheme = SchemeDecoder::new(&header.scheme, header.rows * header.cols, &set)?;
+        // Last, since the signs take memory in proportion to the columns, which the planes have vouched for by now.
+        let rht = header.rotation.to_rht(cols)?;
+        Ok(Self { rows, cols, rht, scheme, scales, exact_rows, exact_values, rate: plane_rate(header, planes) })
+    }
+
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Number of columns.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// The rotation of the rows, to be applied to an activation before its product with rotated rows.
+    pub fn rotation(&self) -> Option<&Rht> {
+        self.rht.as_ref()
+    }
+
+    /// Smallest number of rows of which every multiple starts a stream, so that blocks of so many rows are decoded without
+    /// decoding any stream twice; at most [`Decoder::rows`].
+    pub fn row_block(&self) -> usize {
+        let block = self.scheme.block_len();
+        (block / gcd(block, self.cols)).min(self.rows)
+    }
+
+    /// Number of rows that are stored exactly.
+    pub fn n_exact_rows(&self) -> usize {
+        self.exact_rows.len()
+    }
+
+    /// Bits by cause; their sum is the size of all planes.
+    pub fn rate(&self) -> Rate {
+        self.rate
+    }
+
+    /// Writes the given rows to `out`, row-major, in the original basis.
+    ///
+    /// # Errors
+    /// [`CodecError::RowRange`], [`CodecError::OutputLength`], and [`CodecError::Stream`] for damaged streams, after which
+    /// `out` holds meaningless values.
+    pub fn decode_rows(
+        &self,
+        rows: Range<usize>,
+        out: &mut [f32],
+        scratch: &mut DecodeScratch,
+    ) -> Result<(), CodecError> {
+        self.decode_scaled(rows.clone(), out, scratch)?;
+        if let Some(rht) = &self.rht {
+            for (row, scale) in out.chunks_exact_mut(self.cols).zip(&self.scales[rows.clone()]) {
+                // An all-zero row stays all zero, without signs.
+                if *scale != bf16::ZERO {
+                    rht.inverse(row);
+                }
+            }
+        }
+        self.restore_exact_rows(rows, out, |_| ());
+        Ok(())
+    }
+
+    /// Writes the given rows to `out`, row-major, in the rotated frame: y = (R x)·(R w).
+    ///
+    /// # Errors
+    /// Those of [`Decoder::decode_rows`].
+    pub fn decode_rows_rotated(
+        &self,
+        rows: Range<usize>,
+        out: &mut [f32],
+        scratch: &mut DecodeScratch,
+    ) -> Result<(), CodecError> {
+        self.decode_scaled(rows.clone(), out, scratch)?;
+        self.restore_exact_rows(rows, out, |row| {
+            if let Some(rht) = &self.rht {
+                rht.forward(row);
+            }
+        });
+        Ok(())
+    }
+
+    /// Writes the integer points of the given rows to `out`, row-major; those of rows stored exactly mean nothing.
+    ///
+    /// # Errors
+    /// Those of [`Decoder::decode_rows`].
+    pub fn decode_points(
+        &self,
+        rows: Range<usize>,
+        out: &mut [i32],
+        scratch: &mut DecodeScratch,
+    ) -> Result<(), CodecError> {
+        let values = self.checked_range(&rows, out.len())?;
+        let start = values.start;
+        let sink = |at: usize, points: &[i32]| out[at - start..][..points.len()].copy_from_slice(points);
+        self.scheme.decode_points(values, scratch, sink).map_err(|error| self.locate(error))
+    }
+
+    /// Decodes rows in the frame of the code, rows stored exactly being zero.
+    fn decode_scaled(
+        &self,
+        rows: Range<usize>,
+        out: &mut [f32],
+        scratch: &mut DecodeScratch,
+    ) -> Result<(), CodecError> {
+        let values = self.checked_range(&rows, out.len())?;
+        let start = values.start;
+        let step = self.scheme.step();
+        let sink = |at: usize, units: &[f32]| {
+            let mut row = at / self.cols;
+            let mut left_in_row = self.cols - at % self.cols;
+            let mut out = &mut out[at - start..][..units.len()];
+            let mut units = units;
+            while !units.is_empty() {
+                let len = left_in_row.min(units.len());
+                let (run, rest) = units.split_at(len);
+                let (out_run, out_rest) = out.split_at_mut(len);
+                let scale = self.scales[row];
+                if scale == bf16::ZERO {
+                    out_run.fill(0.0);
+                } else {
+                    let factor = scale.to_f32() * step;
+                    out_run.iter_mut().zip(run).for_each(|(out, unit)| *out = factor * unit);
+                }
+                (units, out, row, left_in_row) = (rest, out_rest, row + 1, self.cols);
+            }
+        };
+        self.scheme.decode_units(values, scratch, sink).map_err(|error| self.locate(error))
+    }
+
+    /// Overwrites the rows that are stored exactly, and passes each to `finish`.
+    fn restore_exact_rows(&self, rows: Range<usize>, out: &mut [f32], finish: impl Fn(&mut [f32])) {
+        let first = self.exact_rows.partition_point(|&row| (row as usize) < rows.start);
+        let last = self.exact_rows.partition_point(|&row| (row as usize) < rows.end);
+        for i in first..last {
+            let at = (self.exact_rows[i] as usize - rows.start) * self.cols;
+            let out = &mut out[at..][..self.cols];
+            out.copy_from_slice(&self.exact_values[i * self.cols..][..self.cols]);
+            finish(out);
+        }
+    }
+
+    /// Positions of the values of `rows`.
+    fn checked_range(&self, rows: &Range<usize>, found: usize) -> Result<Range<usize>, CodecError> {
+        if rows.start > rows.end || rows.end > self.rows {
+            return Err(CodecError::RowRange { start: rows.start, end: rows.end, rows: self.rows });
+        }
+        let expected = rows.len() * self.cols;
+        if found != expected {
+            return Err(CodecError::OutputLength { found, expected });
+        }
+        Ok(rows.start * self.cols..rows.end * self.cols)
+    }
+
+    fn locate(&self, error: StreamError) -> CodecError {
+        let StreamError { first, stream, bit, what } = error;
+        CodecError::Stream { row: first / self.cols, stream, bit, what }
+    }
+}
+
+fn checked_shape(header: &MatrixHeader) -> Result<(usize, usize), CodecError> {
+    let bad = |field, found: u64, expected: &str| {
+        Err(CodecError::Header { field, found: found.to_string(), expected: expected.to_owned() })
+    };
+    let (Ok(rows), Ok(cols)) = (u32::try_from(header.rows), usize::try_from(header.cols)) else {
+        return bad("rows", header.rows, "less than 2^32");
+    };
+    if rows == 0 {
+        return bad("rows", header.rows, "at least 1");
+    }
+    if cols == 0 {
+        return bad("cols", header.cols, "at least 1");
+    }
+    // Twice the values, so that byte offsets and rounding up to whole blocks cannot overflow either.
+    match (rows as usize).checked_mul(cols).and_then(|n| n.checked_mul(8)) {
+        Some(_) => Ok((rows as usize, cols)),
+        None => bad("cols", header.cols, "a matrix that fits the address space"),
+    }
+}
+
+fn check_exact_rows(exact_rows: &[u32], rows: u64) -> Result<(), CodecError> {
+    for (index, &found) in exact_rows.iter().enumerate() {
+        let ascending = index == 0 || exact_rows[index - 1] < found;
+        if !ascending || u64::from(found) >= rows {
+            return Err(CodecError::ExactRows { index, found, rows });
+        }
+    }
+    Ok(())
+}
+
+fn gcd(mut a: usize, mut b: usize) -> usize {
+    while b != 0 {
+        (a, b) = (b, a % b);
+    }
+    a
+}

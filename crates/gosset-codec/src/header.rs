@@ -1,0 +1,97 @@
+//! The decode recipe of an encoded matrix.
+
+use gosset_transform::{Rht, TilePlan, TileRun};
+use serde::{Deserialize, Serialize};
+
+use crate::{CodecError, LatticeName};
+
+/// Everything that a decoder needs besides the planes. Nothing here is trusted before [`Decoder::new`](crate::Decoder::new)
+/// has checked it.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub struct MatrixHeader {
+    /// Number of rows.
+    pub rows: u64,
+    /// Number of columns, the input dimension.
+    pub cols: u64,
+    /// Rotation that was applied to each row.
+    pub rotation: RotationHeader,
+    /// How bits become values.
+    pub scheme: SchemeHeader,
+}
+
+/// Rotation that was applied to each row.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum RotationHeader {
+    /// None.
+    None,
+    /// Randomized Hadamard transform.
+    Rht {
+        /// Seed of the signs.
+        seed: u64,
+        /// Tiles from left to right, as `[tile, count]` pairs that cover the columns exactly.
+        runs: Vec<[u32; 2]>,
+    },
+}
+
+/// How bits become values.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum SchemeHeader {
+    /// Stripped lattice points under an entropy code.
+    Lattice(LatticeHeader),
+}
+
+/// Header of the lattice scheme.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub struct LatticeHeader {
+    /// The lattice.
+    pub lattice: LatticeName,
+    /// Scale that the encoder applied to rows of unit RMS. For the record: decoders use `step`.
+    pub alpha: f32,
+    /// Factor from an embedded lattice point to rows of unit RMS, 1/alpha.
+    pub step: f32,
+    /// The entropy code of the symbols.
+    pub code: CodeHeader,
+}
+
+/// Parameters of an entropy code.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum CodeHeader {
+    /// Rice code.
+    Rice {
+        /// Parameter k of each symbol class of the lattice.
+        ks: Vec<u8>,
+    },
+}
+
+impl RotationHeader {
+    /// The header of a transform.
+    pub(crate) fn of(rht: Option<&Rht>) -> Self {
+        match rht {
+            None => RotationHeader::None,
+            Some(rht) => RotationHeader::Rht {
+                seed: rht.seed(),
+                runs: rht.plan().runs().iter().map(|run| [run.tile, run.count]).collect(),
+            },
+        }
+    }
+
+    /// The transform of rows of `cols` columns.
+    ///
+    /// # Errors
+    /// [`CodecError::Rotation`] if the runs do not cover the columns.
+    pub(crate) fn to_rht(&self, cols: usize) -> Result<Option<Rht>, CodecError> {
+        match self {
+            RotationHeader::None => Ok(None),
+            RotationHeader::Rht { seed, runs } => {
+                let runs: Vec<_> = runs.iter().map(|&[tile, count]| TileRun { tile, count }).collect();
+                Ok(Some(Rht::new(TilePlan::from_runs(cols, &runs)?, *seed)))
+            }
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! The lattice scheme: nearest points of alpha times the values, stripped to symbols, under an entropy code.
+//!
+//! The sequence is cut into blocks of the lattice's dimension N and streams of 512 symbols, which every N divides; the last
+//! block is padded with zeros. One match on the lattice per call leads to code that is generic over it.
+
+mod curve;
+mod curve_table;
+mod decode;
+mod encode;
+mod target;
+
+use gosset_entropy::{Rate, STREAM_LEN, STREAMS_PER_PAGE};
+use gosset_lattice::LatticeKind;
+
+pub(crate) use curve::Curve;
+pub(crate) use decode::LatticeDecoder;
+pub(crate) use encode::{SymbolStats, count_symbols, encode};
+
+use crate::plane::{PlaneData, PlaneSet};
+use crate::{CodeKind, RateEstimate, RateTarget};
+
+/// Codewords, most significant bit first.
+const WORDS: &str = "words";
+/// Length of each stream in bits.
+const LENGTHS: &str = "lengths";
+/// First bit of each page.
+const BASES: &str = "bases";
+
+/// The planes of this scheme.
+pub(crate) const PLANES: [&str; 3] = [WORDS, LENGTHS, BASES];
+
+/// Bits by cause of the planes of this scheme.
+pub(crate) fn rate(planes: &PlaneSet<'_, '_>) -> Rate {
+    let payload_bits = match planes.find(LENGTHS).map(|plane| &plane.data) {
+        Some(PlaneData::U16(lengths)) => lengths.iter().map(|&length| u64::from(length)).sum(),
+        _ => 0,
+    };
+    Rate {
+        payload_bits,
+        length_bits: planes.n_bits(LENGTHS) + planes.n_bits(BASES),
+        header_bits: planes.n_bits(WORDS).saturating_sub(payload_bits),
+        ..Rate::default()
+    }
+}
+
+/// What `n` Gaussian values are expected to take.
+pub(crate) fn estimate(lattice: LatticeKind, code: CodeKind, target: RateTarget, n: u64) -> RateEstimate {
+    let curve = Curve::of(lattice, code);
+    let point = match target {
+        RateTarget::PayloadBps(bps) => curve.at_bps(bps),
+        RateTarget::Alpha(alpha) => curve.at_alpha(alpha),
+    };
+    let n_streams = n.div_ceil(STREAM_LEN as u64);
+    let n_pages = n_streams.div_ceil(STREAMS_PER_PAGE as u64);
+    // A page ends anywhere within a word.
+    let header_bits = 16 * n_pages;
+    let payload_bits = (point.payload_bps * n as f64).round() as u64;
+    let rate = Rate { payload_bits, length_bits: 16 * n_streams + 64 * n_pages, header_bits, ..Rate::default() };
+    RateEstimate { rate, snr_db: point.snr_db }
+}

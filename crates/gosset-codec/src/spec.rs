@@ -1,0 +1,277 @@
+//! Plain-data specifications of a codec, and the one table of codec names.
+
+use gosset_lattice::LatticeKind;
+use gosset_transform::{DEFAULT_TILE, TilePlan};
+use serde::{Deserialize, Serialize};
+
+use crate::{Codec, CodecError};
+
+/// Smallest alpha that a specification may ask for.
+pub const MIN_ALPHA: f64 = 1.0 / 1_048_576.0;
+/// Largest alpha that a specification may ask for.
+pub const MAX_ALPHA: f64 = 65_536.0;
+
+/// Everything that decides the bytes of an encoded matrix, besides the matrix.
+///
+/// ```
+/// use gosset_codec::{CodecSpec, RateTarget};
+///
+/// let spec = CodecSpec::parse("e8-rice@3.5")?;
+/// assert_eq!(spec.name(), "e8-rice");
+/// assert_eq!(spec.target, RateTarget::PayloadBps(3.5));
+/// # Ok::<(), gosset_codec::CodecError>(())
+/// ```
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub struct CodecSpec {
+    /// Rotation along the rows before quantization.
+    pub rotation: RotationSpec,
+    /// How rotated rows become symbols and symbols become bits.
+    pub scheme: SchemeSpec,
+    /// What fixes the rate.
+    pub target: RateTarget,
+}
+
+/// Rotation along the rows (the input dimension) of a matrix.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum RotationSpec {
+    /// None: the frame of the codec is the original basis.
+    None,
+    /// Randomized Hadamard transform with the tile plan that [`TilePlan::new`] makes of the width and `tile`.
+    Rht {
+        /// Asked tile, a power of two.
+        tile: u32,
+        /// Seed of the signs.
+        seed: u64,
+    },
+}
+
+impl RotationSpec {
+    /// What codecs named on the command line use: tiles of 128 (where the width allows), seed 0.
+    pub const DEFAULT: RotationSpec = RotationSpec::Rht { tile: DEFAULT_TILE, seed: 0 };
+}
+
+/// How rotated rows become symbols and symbols become bits.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum SchemeSpec {
+    /// Nearest lattice points, stripped, under an entropy code.
+    Lattice {
+        /// The lattice.
+        lattice: LatticeName,
+        /// The entropy code of the symbols.
+        code: CodeKind,
+    },
+}
+
+/// An entropy code.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum CodeKind {
+    /// Rice code with one parameter k per symbol class and matrix, the best one.
+    Rice,
+}
+
+/// A [`LatticeKind`] that is stored as its name.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[serde(try_from = "String", into = "&'static str")]
+pub struct LatticeName(pub LatticeKind);
+
+impl From<LatticeName> for &'static str {
+    fn from(name: LatticeName) -> Self {
+        name.0.name()
+    }
+}
+
+impl TryFrom<String> for LatticeName {
+    type Error = String;
+
+    fn try_from(name: String) -> Result<Self, String> {
+        LatticeKind::from_name(&name).map(LatticeName).ok_or_else(|| {
+            let names = LatticeKind::ALL.map(LatticeKind::name).join(", ");
+            format!("unknown lattice `{name}`, expected one of {names}")
+        })
+    }
+}
+
+/// What fixes the rate of an encoded matrix.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum RateTarget {
+    /// Payload in bits per weight: code bits and exactly stored rows, without lengths, scales and padding.
+    ///
+    /// Matrices of 2^16 weights or more are encoded within 0.01 of it, save those without enough information to spend
+    /// it on (an all-zero matrix); smaller ones as near as their few symbols allow.
+    PayloadBps(f64),
+    /// Scale of the lattice: a row of unit RMS is multiplied by this before the nearest points are taken.
+    Alpha(f64),
+}
+
+/// A codec that can be asked for by name.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CodecInfo {
+    /// Name, such as `e8-rice`.
+    pub name: &'static str,
+    /// One line for people.
+    pub about: &'static str,
+    /// Lowest payload that may be asked for, in bits per weight.
+    pub min_bps: f64,
+    /// Highest payload that may be asked for, in bits per weight.
+    pub max_bps: f64,
+    scheme: SchemeSpec,
+}
+
+const fn lattice_rice(name: &'static str, about: &'static str, lattice: LatticeKind) -> CodecInfo {
+    // A Rice codeword has at least one bit, so 1 is approached by zeros only. A twentieth of a bit above it Gaussian data
+    // still carry something.
+    let scheme = SchemeSpec::Lattice { lattice: LatticeName(lattice), code: CodeKind::Rice };
+    CodecInfo { name, about, min_bps: 1.05, max_bps: 10.0, scheme }
+}
+
+static CODECS: [CodecInfo; 4] = [
+    lattice_rice("e8-rice", "E8 lattice with Rice codes: the least distortion of the four", LatticeKind::E8),
+    lattice_rice("d4-rice", "D4 lattice with Rice codes", LatticeKind::D4),
+    lattice_rice("a2-rice", "hexagonal lattice with Rice codes", LatticeKind::A2),
+    lattice_rice("z-rice", "rounding to integers with Rice codes", LatticeKind::Z),
+];
+
+/// All codecs by name: the one table behind names, help texts and refusals.
+///
+/// ```
+/// let names: Vec<_> = gosset_codec::codecs().iter().map(|codec| codec.name).collect();
+/// assert_eq!(names, ["e8-rice", "d4-rice", "a2-rice", "z-rice"]);
+/// ```
+pub fn codecs() -> &'static [CodecInfo] {
+    &CODECS
+}
+
+/// The names of [`codecs`], for an error message.
+pub(crate) fn codec_names() -> String {
+    CODECS.each_ref().map(|codec| codec.name).join(", ")
+}
+
+impl CodecSpec {
+    /// The specification written as `codec@rate`, the rate being a payload in bits per weight; default rotation.
+    ///
+    /// # Errors
+    /// [`CodecError::SpecSyntax`] without a readable rate, and those of [`CodecSpec::named`].
+    ///
+    /// ```
+    /// use gosset_codec::CodecSpec;
+    /// let error = CodecSpec::parse("e8-rice@0.9").unwrap_err();
+    /// assert_eq!(error.to_string(), "e8-rice cannot reach 0.9 bits per weight, expected a payload from 1.05 to 10");
+    /// ```
+    pub fn parse(text: &str) -> Result<Self, CodecError> {
+        let syntax = || CodecError::SpecSyntax { text: text.to_owned() };
+        let (name, rate) = text.split_once('@').ok_or_else(syntax)?;
+        let rate = rate.parse::<f64>().map_err(|_| syntax())?;
+        Self::named(name, rate)
+    }
+
+    /// The codec of that name at a payload of `payload_bps` bits per weight, with [`RotationSpec::DEFAULT`].
+    ///
+    /// # Errors
+    /// [`CodecError::UnknownCodec`], or [`CodecError::RateRange`] when the codec cannot reach the rate.
+    pub fn named(name: &str, payload_bps: f64) -> Result<Self, CodecError> {
+        let info = CODECS.iter().find(|codec| codec.name == name);
+        let info = info.ok_or_else(|| CodecError::UnknownCodec { name: name.to_owned() })?;
+        let spec = CodecSpec {
+            rotation: RotationSpec::DEFAULT,
+            scheme: info.scheme.clone(),
+            target: RateTarget::PayloadBps(payload_bps),
+        };
+        spec.check()?;
+        Ok(spec)
+    }
+
+    /// The row of [`codecs`] for this scheme.
+    pub fn info(&self) -> &'static CodecInfo {
+        CODECS.iter().find(|codec| codec.scheme == self.scheme).expect("every scheme has a row in the table")
+    }
+
+    /// Name of the scheme, such as `e8-rice`.
+    pub fn name(&self) -> &'static str {
+        self.info().name
+    }
+
+    /// The working codec of this specification.
+    ///
+    /// # Errors
+    /// [`CodecError::RateRange`], [`CodecError::Alpha`] or [`CodecError::Rotation`] for values that no matrix can be
+    /// encoded with. Widths that the tile cannot serve are found when a matrix is given.
+    pub fn check(&self) -> Result<Codec, CodecError> {
+        let info = self.info();
+        match self.target {
+            RateTarget::PayloadBps(asked) if !(info.min_bps..=info.max_bps).contains(&asked) => {
+                return Err(CodecError::RateRange { codec: info.name, asked, min: info.min_bps, max: info.max_bps });
+            }
+            RateTarget::Alpha(found) if !(MIN_ALPHA..=MAX_ALPHA).contains(&found) => {
+                return Err(CodecError::Alpha { found, min: MIN_ALPHA, max: MAX_ALPHA });
+            }
+            _ => {}
+        }
+        if let RotationSpec::Rht { tile, .. } = self.rotation {
+            TilePlan::new(1, tile)?;
+        }
+        Ok(Codec::new(self.clone()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_parses_and_names_itself() {
+        for info in codecs() {
+            for rate in [info.min_bps, 3.5, info.max_bps] {
+                let spec = CodecSpec::parse(&format!("{}@{rate}", info.name)).unwrap();
+                assert_eq!((spec.name(), spec.rotation), (info.name, RotationSpec::Rht { tile: 128, seed: 0 }));
+                assert_eq!(spec.target, RateTarget::PayloadBps(rate));
+            }
+        }
+    }
+
+    #[test]
+    fn unreachable_rates_are_refused_with_floor_and_ceiling() {
+        for (text, message) in [
+            ("e8-rice@1", "e8-rice cannot reach 1 bits per weight, expected a payload from 1.05 to 10"),
+            ("z-rice@11", "z-rice cannot reach 11 bits per weight, expected a payload from 1.05 to 10"),
+            ("d4-rice@NaN", "d4-rice cannot reach NaN bits per weight, expected a payload from 1.05 to 10"),
+            ("e9-rice@2", "unknown codec `e9-rice`, expected one of e8-rice, d4-rice, a2-rice, z-rice"),
+            ("e8-rice", "`e8-rice` is no codec specification, expected `codec@rate` such as `e8-rice@3.5`"),
+            ("e8-rice@x", "`e8-rice@x` is no codec specification, expected `codec@rate` such as `e8-rice@3.5`"),
+        ] {
+            assert_eq!(CodecSpec::parse(text).unwrap_err().to_string(), message);
+        }
+    }
+
+    #[test]
+    fn bad_alphas_and_tiles_are_refused() {
+        let mut spec = CodecSpec::parse("a2-rice@2").unwrap();
+        for alpha in [0.0, -1.0, f64::NAN, f64::INFINITY, 1e6] {
+            spec.target = RateTarget::Alpha(alpha);
+            assert!(matches!(spec.check(), Err(CodecError::Alpha { .. })), "{alpha}");
+        }
+        spec.target = RateTarget::Alpha(2.0);
+        spec.rotation = RotationSpec::Rht { tile: 96, seed: 0 };
+        assert!(matches!(spec.check(), Err(CodecError::Rotation(_))));
+    }
+
+    #[test]
+    fn specs_have_a_stable_json_form() {
+        let spec = CodecSpec::parse("e8-rice@3.5").unwrap();
+        let json = serde_json::to_string(&spec).unwrap();
+        assert_eq!(
+            json,
+            r#"{"rotation":{"rht":{"tile":128,"seed":0}},"scheme":{"lattice":{"lattice":"e8","code":"rice"}},"target":{"payload_bps":3.5}}"#
+        );
+        assert_eq!(serde_json::from_str::<CodecSpec>(&json).unwrap(), spec);
+        let error = serde_json::from_str::<CodecSpec>(&json.replace("e8", "e7")).unwrap_err().to_string();
+        assert!(error.contains("unknown lattice `e7`, expected one of z, a2, d4, e8"), "{error}");
+    }
+}
