@@ -1,3 +1,5 @@
 //! CPU micro-benchmarks.
+mod entropy;
+mod lattice;
 mod transform;
 fn main() { divan::main(); }

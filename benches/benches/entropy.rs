@@ -8,7 +8,7 @@ use rand::{Rng, SeedableRng, rngs::StdRng};
 use rand_distr::StandardNormal;
 
 /// Streams per iteration, each of 512 symbols.
-const N_STREAMS: usize = 32;
+const N_STREAMS: usize = 256;
 const N_SYMBOLS: usize = N_STREAMS * STREAM_LEN;
 
 /// Rice parameters and the scales at which each is the best one: 2, 3, 4 and 5 bits per symbol.
@@ -52,6 +52,19 @@ fn rice_decode(bencher: Bencher, k: u32) {
     bencher.counter(ItemsCount::new(N_SYMBOLS)).bench_local(|| {
         for (&(start_bit, len_bits), out) in spans.iter().zip(out.chunks_mut(STREAM_LEN)) {
             rice::decode(black_box(&words), start_bit, len_bits, black_box(&[k; 8]), out).unwrap();
+        }
+        black_box(&mut out);
+    });
+}
+
+#[divan::bench(args = [0, 1, 2, 3])]
+fn rice_decode_pair(bencher: Bencher, k: u32) {
+    let (words, spans) = encoded(k);
+    let mut out = vec![0; N_SYMBOLS];
+    bencher.counter(ItemsCount::new(N_SYMBOLS)).bench_local(|| {
+        for (&spans, out) in spans.as_chunks::<2>().0.iter().zip(out.chunks_mut(2 * STREAM_LEN)) {
+            let (first, second) = out.split_at_mut(STREAM_LEN);
+            rice::decode_pair(black_box(&words), spans, black_box(&[k; 8]), [first, second]).unwrap();
         }
         black_box(&mut out);
     });

@@ -6,8 +6,8 @@ use gosset_lattice::{A2, BitStrip, D4, E8, Z};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use rand_distr::StandardNormal;
 
-/// Weights per iteration: 64 KiB of floats, so that the second-level cache holds input and output.
-const N_WEIGHTS: usize = 16_384;
+/// Weights per iteration: enough that no branch predictor learns them by heart, few enough for the second-level cache.
+const N_WEIGHTS: usize = 131_072;
 
 /// Gaussian weights at a scale where the stripped symbols take about 3 bits each.
 fn weights() -> Vec<f32> {

@@ -23,6 +23,8 @@ pub const ESCAPE_LEN_BITS: u32 = ESCAPE_ZEROS + 32;
 
 /// Symbols that the decoder takes between two refills of its bit buffer.
 const GROUP: usize = 4;
+/// Symbols after which the parameters repeat, for every `N`.
+const BLOCK: usize = 8;
 
 /// Length in bits of the codeword of `z` with parameter `k`.
 ///
@@ -74,7 +76,8 @@ fn write_codeword(writer: &mut BitWriter, z: u32, k: u32) {
 
 /// Decodes `out.len()` symbols from the `len_bits` bits of `words` at `start_bit`; position i uses parameter `ks[i % N]`.
 ///
-/// `N` is 1, 2, 4 or 8. Whatever the words hold, the time is linear in `out.len()`.
+/// `N` is 1, 2, 4 or 8. Whatever the words hold, the time is linear in `out.len()`. [`decode_pair`] is faster where there are
+/// two streams to decode.
 ///
 /// # Errors
 /// [`EntropyError::InvalidParameter`], [`EntropyError::RangeOutsideWords`], and [`EntropyError::LengthMismatch`] if the symbols do
@@ -86,25 +89,92 @@ pub fn decode<const N: usize>(
     ks: &[u32; N],
     out: &mut [u32],
 ) -> Result<(), EntropyError> {
+    decode_lanes(words, [(start_bit, len_bits)], ks, [out])
+}
+
+/// Decodes two streams of the same words and parameters at once, each as [`decode`] would.
+///
+/// `spans` are the first bit and the length in bits of each. A symbol can only be located after the one before it, so a single
+/// stream leaves most of a core idle; two independent ones fill it.
+///
+/// ```
+/// use gosset_entropy::{BitWriter, rice};
+/// let mut writer = BitWriter::new();
+/// rice::encode(&mut writer, &[3, 1], &[0]);
+/// rice::encode(&mut writer, &[2], &[0]);
+/// let (mut a, mut b) = ([0; 2], [0; 1]);
+/// rice::decode_pair(&writer.into_words(), [(0, 6), (6, 3)], &[0], [&mut a, &mut b])?;
+/// assert_eq!((a, b), ([3, 1], [2]));
+/// # Ok::<(), gosset_entropy::EntropyError>(())
+/// ```
+///
+/// # Errors
+/// Those of [`decode`], for the first stream that has one.
+pub fn decode_pair<const N: usize>(
+    words: &[u32],
+    spans: [(u64, u64); 2],
+    ks: &[u32; N],
+    outs: [&mut [u32]; 2],
+) -> Result<(), EntropyError> {
+    decode_lanes(words, spans, ks, outs)
+}
+
+fn decode_lanes<const N: usize, const LANES: usize>(
+    words: &[u32],
+    spans: [(u64, u64); LANES],
+    ks: &[u32; N],
+    outs: [&mut [u32]; LANES],
+) -> Result<(), EntropyError> {
+    const { assert!(N > 0 && BLOCK.is_multiple_of(N), "symbol positions take turns through 1, 2, 4 or 8 parameters") };
     if let Some(&k) = ks.iter().find(|&&k| k > MAX_K) {
         return Err(EntropyError::InvalidParameter { k, max: MAX_K });
     }
-    check_range(words, start_bit, len_bits)?;
-    let mut cursor = Cursor::new(words, start_bit);
+    for (start_bit, len_bits) in spans {
+        check_range(words, start_bit, len_bits)?;
+    }
+    let mut cursors = spans.map(|(start_bit, _)| Cursor::new(words, start_bit));
     // A parameter known at compile time turns the variable shifts by k into constant ones.
     match (ks[0], ks.iter().all(|&k| k == ks[0])) {
-        (0, true) => cursor.decode(|_| 0, out),
-        (1, true) => cursor.decode(|_| 1, out),
-        (2, true) => cursor.decode(|_| 2, out),
-        (3, true) => cursor.decode(|_| 3, out),
-        (k, true) => cursor.decode(|_| k, out),
-        (_, false) => cursor.decode(|i| ks[i % N], out),
+        (0, true) => fill(&mut cursors, |_| 0, outs),
+        (1, true) => fill(&mut cursors, |_| 1, outs),
+        (2, true) => fill(&mut cursors, |_| 2, outs),
+        (3, true) => fill(&mut cursors, |_| 3, outs),
+        (k, true) => fill(&mut cursors, |_| k, outs),
+        (_, false) => fill(&mut cursors, |i| ks[i % N], outs),
     }
-    let consumed = cursor.position() - start_bit;
-    if consumed != len_bits {
-        return Err(EntropyError::LengthMismatch { start_bit, expected: len_bits, consumed });
+    for ((start_bit, expected), cursor) in spans.into_iter().zip(&cursors) {
+        let consumed = cursor.position() - start_bit;
+        if consumed != expected {
+            return Err(EntropyError::LengthMismatch { start_bit, expected, consumed });
+        }
     }
     Ok(())
+}
+
+/// Fills each lane of `outs` from its cursor, the lanes taking turns by groups; position i has parameter `k_at(i % BLOCK)`.
+#[inline(always)]
+fn fill<const LANES: usize>(
+    cursors: &mut [Cursor<'_>; LANES],
+    k_at: impl Fn(usize) -> u32 + Copy,
+    outs: [&mut [u32]; LANES],
+) {
+    let mut lanes = outs.map(|out| out.as_chunks_mut::<BLOCK>());
+    let n_common = lanes.iter().map(|(blocks, _)| blocks.len()).min().unwrap_or(0);
+    for block_idx in 0..n_common {
+        for first in (0..BLOCK).step_by(GROUP) {
+            for (cursor, (blocks, _)) in cursors.iter_mut().zip(&mut lanes) {
+                cursor.group(|i| k_at(first + i), &mut blocks[block_idx][first..first + GROUP]);
+            }
+        }
+    }
+    for (cursor, (blocks, rest)) in cursors.iter_mut().zip(&mut lanes) {
+        for block in &mut blocks[n_common..] {
+            for first in (0..BLOCK).step_by(GROUP) {
+                cursor.group(|i| k_at(first + i), &mut block[first..first + GROUP]);
+            }
+        }
+        rest.iter_mut().enumerate().for_each(|(i, z)| *z = cursor.symbol(k_at(i)));
+    }
 }
 
 /// A position in the words with the bits after it in a register.
@@ -152,20 +222,11 @@ impl<'a> Cursor<'a> {
         self.n_valid -= n_bits;
     }
 
-    /// Fills `out`; position i has parameter `k_at(i % 8)`.
+    /// Decodes one group; position i of it has parameter `k_at(i)`.
     #[inline(always)]
-    fn decode(&mut self, k_at: impl Fn(usize) -> u32, out: &mut [u32]) {
-        let (blocks, rest) = out.as_chunks_mut::<8>();
-        for block in blocks {
-            for (half, group) in block.chunks_exact_mut(GROUP).enumerate() {
-                let k_at = |i| k_at(half * GROUP + i);
-                if !self.try_group(k_at, group) {
-                    group.iter_mut().enumerate().for_each(|(i, z)| *z = self.symbol(k_at(i)));
-                }
-            }
-        }
-        for (i, z) in rest.iter_mut().enumerate() {
-            *z = self.symbol(k_at(i));
+    fn group(&mut self, k_at: impl Fn(usize) -> u32 + Copy, out: &mut [u32]) {
+        if !self.try_group(k_at, out) {
+            out.iter_mut().enumerate().for_each(|(i, z)| *z = self.symbol(k_at(i)));
         }
     }
 
@@ -251,13 +312,27 @@ mod tests {
         (writer.into_words(), len_bits)
     }
 
+    fn expected_len<const N: usize>(symbols: &[u32], ks: &[u32; N]) -> u64 {
+        symbols.iter().enumerate().map(|(i, &z)| u64::from(len_bits(z, ks[i % N]))).sum()
+    }
+
     fn round_trips<const N: usize>(symbols: &[u32], ks: [u32; N], offset: u32) {
         let (words, len_bits) = encoded(symbols, &ks, offset);
-        let expected: u64 = symbols.iter().enumerate().map(|(i, &z)| u64::from(super::len_bits(z, ks[i % N]))).sum();
-        assert_eq!(len_bits, expected);
+        assert_eq!(len_bits, expected_len(symbols, &ks));
         let mut out = alloc::vec![0; symbols.len()];
         decode(&words, u64::from(offset), len_bits, &ks, &mut out).unwrap();
         assert_eq!(out, symbols);
+        // The pair of the whole and of its first third, in both orders.
+        let third = symbols.len() / 3;
+        let third_len: u64 = expected_len(&symbols[..third], &ks);
+        let spans = [(u64::from(offset), len_bits), (u64::from(offset), third_len)];
+        let mut short = alloc::vec![0; third];
+        decode_pair(&words, spans, &ks, [&mut out, &mut short]).unwrap();
+        assert_eq!((&out[..], &short[..]), (symbols, &symbols[..third]));
+        decode_pair(&words, [spans[1], spans[0]], &ks, [&mut short, &mut out]).unwrap();
+        assert_eq!((&out[..], &short[..]), (symbols, &symbols[..third]));
+        let too_long = [spans[0], (spans[1].0, third_len + 1)];
+        assert!(decode_pair(&words, too_long, &ks, [&mut out, &mut short]).is_err());
         let mut reader = BitReader::new(&words, u64::from(offset), len_bits).unwrap();
         decode_naive(&mut reader, &ks, &mut out).unwrap();
         assert_eq!((reader.remaining(), &out[..]), (0, symbols));

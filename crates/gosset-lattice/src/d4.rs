@@ -1,6 +1,6 @@
 //! The checkerboard lattice of dimension 4.
 
-use crate::round::{all_fast, round_f32, round_f64, saturate};
+use crate::round::{all_fast, first_max, round_f32, round_f64, saturate};
 use crate::{Lattice, moments, sealed};
 
 /// 2·D4: even coordinates with sum ≡ 0 (mod 4).
@@ -47,16 +47,13 @@ impl Lattice<4> for D4 {
 
 /// The point from the rounded halves `f` and the rounding errors `d`.
 #[inline(always)]
-fn fix_parity(mut f: [i32; 4], d: [f32; 4]) -> [i32; 4] {
-    let odd = (f[0] ^ f[1] ^ f[2] ^ f[3]) & 1;
-    let (mut largest, mut at) = (d[0].abs(), 0);
-    for (i, d) in d.iter().enumerate().skip(1) {
-        if d.abs() > largest {
-            (largest, at) = (d.abs(), i);
-        }
-    }
-    f[at] += if d[at] >= 0.0 { odd } else { -odd };
-    f.map(|f| 2 * f)
+fn fix_parity(f: [i32; 4], d: [f32; 4]) -> [i32; 4] {
+    let is_off = (f[0] ^ f[1] ^ f[2] ^ f[3]) & 1;
+    let (moved_at, _) = first_max(&d.map(f32::abs));
+    core::array::from_fn(|i| {
+        let step = if d[i] >= 0.0 { 2 * is_off } else { -2 * is_off };
+        2 * f[i] + if i == moved_at { step } else { 0 }
+    })
 }
 
 #[cold]
@@ -83,6 +80,13 @@ mod tests {
             prop_assert!(D4::contains(&point));
             prop_assert_eq!(point, naive::nearest_d4(&x));
             prop_assert_eq!(point, nearest_point_wide(&x));
+        }
+
+        #[test]
+        fn nearest_point_of_large_values_is_the_naive_one(x in proptest::array::uniform4(-16_777_216.0f32..16_777_216.0), shift in 0u32..12) {
+            // Magnitudes from 2^12 to 2^24: both the single- and the double-precision path, and blocks that mix them.
+            let x: [f32; 4] = std::array::from_fn(|i| x[i] / (1u32 << (shift * (i as u32 % 2))) as f32);
+            prop_assert_eq!(D4::nearest_point(&x), naive::nearest_d4(&x));
         }
 
         #[test]

@@ -1,6 +1,6 @@
 //! The Gosset lattice.
 
-use crate::round::{all_fast, round_f32, round_f64, saturate};
+use crate::round::{all_fast, first_max, first_min, reduce, round_f32, round_f64, saturate};
 use crate::{Lattice, moments, sealed};
 
 /// 2·E8: all coordinates even or all odd, with sum ≡ 0 (mod 4).
@@ -47,8 +47,8 @@ impl Lattice<8> for E8 {
     }
 }
 
-/// Two comparisons of coset distances that differ by less than this are decided again in double precision: eleven
-/// roundings of partial sums below 4 are off by less than 11·2^-23.
+/// Coset distances that differ by less than this are compared again in double precision: the eleven roundings of the
+/// single-precision comparison, of numbers below 4, are off by less than 11·2^-23 together.
 const DOUBTFUL: f32 = 1.0 / 262_144.0;
 
 /// The point from the rounded halves `f` and the rounding errors `d`, |d| ≤ ½.
@@ -60,42 +60,31 @@ const DOUBTFUL: f32 = 1.0 / 262_144.0;
 #[inline(always)]
 fn nearer_coset(f: [i32; 8], d: [f32; 8]) -> [i32; 8] {
     let magnitude = d.map(f32::abs);
-    // Step from the even integer 2f to the nearest odd one. At d = 0 both are equally near, and rounding half to even of
-    // the coset index picks the step that leaves that index even.
-    let o: [i32; 8] = core::array::from_fn(|i| f[i] - i32::from((d[i] < 0.0) | ((d[i] == 0.0) & (f[i] & 1 == 1))));
+    // 1 where the odd coordinate nearest to x lies below 2f, otherwise 0. At d = 0 both neighbours are equally near, and
+    // rounding half to even of the coset index picks the one with the even index.
+    let below: [i32; 8] = core::array::from_fn(|i| i32::from(d[i] < 0.0) | (i32::from(d[i] == 0.0) & f[i]));
 
-    let (mut max_at, mut min_at) = (0, 0);
-    for i in 1..8 {
-        if magnitude[i] > magnitude[max_at] {
-            max_at = i;
-        }
-        if magnitude[i] < magnitude[min_at] {
-            min_at = i;
-        }
-    }
-    let even_is_off = f.iter().fold(0, |parity, v| parity ^ v) & 1;
-    let odd_is_off = o.iter().fold(0, |parity, v| parity ^ v) & 1;
-    let even_cost = even_is_off as f32 * (1.0 - 2.0 * magnitude[max_at]);
-    let odd_cost = odd_is_off as f32 * (2.0 * magnitude[min_at]);
-    let sum = ((magnitude[0] + magnitude[1]) + (magnitude[2] + magnitude[3]))
-        + ((magnitude[4] + magnitude[5]) + (magnitude[6] + magnitude[7]));
-    let excess_of_odd = (2.0 - sum) + (odd_cost - even_cost);
+    let even_is_off = reduce(f, |a, b| a ^ b) & 1;
+    let odd_is_off = even_is_off ^ (reduce(below, |a, b| a ^ b) & 1);
+    let (max_at, max) = first_max(&magnitude);
+    let (min_at, min) = first_min(&magnitude);
+    let sum = reduce(magnitude, |a, b| a + b);
+    let excess_of_odd = (2.0 - sum) + (odd_is_off as f32 * (2.0 * min) - even_is_off as f32 * (1.0 - 2.0 * max));
     let odd_wins = if excess_of_odd.abs() < DOUBTFUL {
         excess_of_odd_exact(&magnitude, even_is_off, odd_is_off) < 0.0
     } else {
         excess_of_odd < 0.0
     };
 
-    if odd_wins {
-        let up = d[min_at] < 0.0 || o[min_at] != f[min_at] || magnitude[min_at] == 0.5;
-        let mut y = o.map(|o| 2 * o + 1);
-        y[min_at] += if up { 2 * odd_is_off } else { -2 * odd_is_off };
-        y
-    } else {
-        let mut y = f.map(|f| 2 * f);
-        y[max_at] += if d[max_at] >= 0.0 { 2 * even_is_off } else { -2 * even_is_off };
-        y
-    }
+    // The winner is as likely odd as even, so it is formed by masks and not by a branch.
+    let odd = -i32::from(odd_wins);
+    let moved_at = if odd_wins { min_at } else { max_at };
+    let up = if odd_wins { (below[min_at & 7] == 1) | (min == 0.5) } else { d[max_at & 7] >= 0.0 };
+    let is_off = (odd_is_off & odd) | (even_is_off & !odd);
+    let step = if up { 2 * is_off } else { -2 * is_off };
+    let mut y: [i32; 8] = core::array::from_fn(|i| 2 * f[i] + (odd & (1 - 2 * below[i])));
+    y[moved_at & 7] += step;
+    y
 }
 
 /// Squared distance of the odd candidate less that of the even one, in units of 4; exact when all magnitudes are multiples
@@ -139,6 +128,13 @@ mod tests {
 
         #[test]
         fn nearest_point_of_reals_is_the_naive_one(x in proptest::array::uniform8(-40f32..40.0)) {
+            prop_assert_eq!(E8::nearest_point(&x), naive::nearest_e8(&x));
+        }
+
+        #[test]
+        fn nearest_point_of_large_values_is_the_naive_one(x in proptest::array::uniform8(-16_777_216.0f32..16_777_216.0), shift in 0u32..12) {
+            // Magnitudes from 2^12 to 2^24: both the single- and the double-precision path, and blocks that mix them.
+            let x: [f32; 8] = std::array::from_fn(|i| x[i] / (1u32 << (shift * (i as u32 % 2))) as f32);
             prop_assert_eq!(E8::nearest_point(&x), naive::nearest_e8(&x));
         }
 

@@ -43,6 +43,44 @@ pub(crate) fn all_fast<const N: usize>(x: &[f32; N]) -> bool {
     x.iter().fold(true, |fast, v| fast & (v.abs() < FAST_LIMIT))
 }
 
+/// Index and value of the first of the largest of `N` numbers, none of them NaN.
+///
+/// First the value, then where it is: both are vector operations without a branch, which random data would mispredict.
+#[inline(always)]
+pub(crate) fn first_max<const N: usize>(values: &[f32; N]) -> (usize, f32) {
+    let max = reduce(*values, |a, b| if a > b { a } else { b });
+    (first_equal(values, max), max)
+}
+
+/// Index and value of the first of the smallest of `N` numbers, none of them NaN.
+#[inline(always)]
+pub(crate) fn first_min<const N: usize>(values: &[f32; N]) -> (usize, f32) {
+    let min = reduce(*values, |a, b| if a < b { a } else { b });
+    (first_equal(values, min), min)
+}
+
+#[inline(always)]
+fn first_equal<const N: usize>(values: &[f32; N], value: f32) -> usize {
+    let mut equal = 0;
+    for (i, v) in values.iter().enumerate() {
+        equal |= u32::from(*v == value) << i;
+    }
+    equal.trailing_zeros() as usize
+}
+
+/// Combines `N` values, a power of two, by halves: the order that vector registers combine in.
+#[inline(always)]
+pub(crate) fn reduce<T: Copy, const N: usize>(mut values: [T; N], combine: impl Fn(T, T) -> T) -> T {
+    let mut half = N / 2;
+    while half > 0 {
+        for i in 0..half {
+            values[i] = combine(values[i], values[i + half]);
+        }
+        half /= 2;
+    }
+    values[0]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
