@@ -1,2 +1,72 @@
-//! Workspace automation.
-fn main() {}
+//! Workspace automation: `cargo xtask VERB`. One file per verb; nothing here links candle.
+#![forbid(unsafe_code)]
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command-line tool talks to its terminal")]
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+mod bench;
+mod ci;
+mod digest;
+mod eval;
+mod fetch;
+mod tidy;
+mod workspace;
+
+use workspace::Workspace;
+
+/// Gosset's chores: evaluate, fetch models, check the tree, run the benchmarks.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", version, disable_help_subcommand = true)]
+struct Cli {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Perplexity of a model and of its compressed forms; without options: the embedded model, offline, two minutes.
+    Eval(eval::EvalArgs),
+    /// Download known models into the cache, checked against their hashes.
+    Fetch(fetch::FetchArgs),
+    /// Check the rules of the house: arrows between crates, unsafe, file lengths, debris.
+    Tidy,
+    /// Everything that must hold before a commit lands: format, lints, docs, tidy, tests.
+    Ci(ci::CiArgs),
+    /// The tests alone: every package, then the doctests.
+    Test(ci::TestArgs),
+    /// The CPU benchmarks; results go to docs/results.
+    Bench(bench::BenchArgs),
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let result = Workspace::find().and_then(|workspace| match cli.verb {
+        Verb::Eval(args) => eval::run(&workspace, &args),
+        Verb::Fetch(args) => fetch::run(&workspace, &args),
+        Verb::Tidy => tidy::run(&workspace),
+        Verb::Ci(args) => ci::run(&workspace, &args),
+        Verb::Test(args) => ci::run_tests(&workspace, &args),
+        Verb::Bench(args) => bench::run(&workspace, &args),
+    });
+    match result {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,140 @@
+//! `cargo xtask ci`: everything that must hold, each step with its time. `cargo xtask test`: the tests alone.
+
+use std::{
+    process::{ExitCode, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+
+use crate::{tidy, workspace::Workspace};
+
+#[derive(Debug, Args)]
+pub(crate) struct CiArgs {
+    /// Leave the tests out: format, lints, docs and tidy only.
+    #[arg(long)]
+    no_tests: bool,
+    /// Stop at the first step that fails.
+    #[arg(long)]
+    fail_fast: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TestArgs {
+    /// Further arguments for the test runner, after `--`.
+    #[arg(last = true)]
+    rest: Vec<String>,
+}
+
+type Step<'a> = (&'static str, Box<dyn Fn() -> Result<()> + 'a>);
+
+pub(crate) fn run(workspace: &Workspace, args: &CiArgs) -> Result<ExitCode> {
+    let mut steps: Vec<Step<'_>> = vec![
+        ("tidy", Box::new(|| tidy::check(workspace))),
+        ("format", Box::new(|| cargo(workspace, &["fmt", "--all", "--check"], &[]))),
+        (
+            "clippy",
+            Box::new(|| cargo(workspace, &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"], &[])),
+        ),
+        (
+            "doc",
+            Box::new(|| cargo(workspace, &["doc", "--workspace", "--no-deps"], &[("RUSTDOCFLAGS", "-D warnings")])),
+        ),
+    ];
+    if !args.no_tests {
+        steps.push(("tests", Box::new(|| tests(workspace, &[]))));
+        steps.push(("doctests", Box::new(|| doctests(workspace))));
+    }
+    run_steps(&steps, args.fail_fast)
+}
+
+pub(crate) fn run_tests(workspace: &Workspace, args: &TestArgs) -> Result<ExitCode> {
+    let mut steps: Vec<Step<'_>> = vec![("tests", Box::new(|| tests(workspace, &args.rest)))];
+    if args.rest.is_empty() {
+        steps.push(("doctests", Box::new(|| doctests(workspace))));
+    }
+    run_steps(&steps, false)
+}
+
+/// Runs the steps in order and prints one line for each at the end; fails if any did.
+fn run_steps(steps: &[Step<'_>], fail_fast: bool) -> Result<ExitCode> {
+    let mut lines = Vec::new();
+    let mut failed = 0;
+    let start = Instant::now();
+    for (name, step) in steps {
+        eprintln!("== {name}");
+        let begin = Instant::now();
+        let outcome = step();
+        if let Err(error) = &outcome {
+            eprintln!("{name}: {error:#}");
+            failed += 1;
+        }
+        lines.push((name, outcome.is_ok(), begin.elapsed()));
+        if failed > 0 && fail_fast {
+            break;
+        }
+    }
+    for (name, ok, time) in &lines {
+        eprintln!("{name:10} {}  {}", if *ok { "ok    " } else { "FAILED" }, seconds(*time));
+    }
+    eprintln!("{} of {} steps passed in {}", lines.len() - failed, steps.len(), seconds(start.elapsed()));
+    Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn seconds(time: Duration) -> String {
+    format!("{:.1} s", time.as_secs_f64())
+}
+
+fn cargo(workspace: &Workspace, args: &[&str], env: &[(&str, &str)]) -> Result<()> {
+    let status = workspace.cargo().args(args).envs(env.iter().copied()).status().context("starting cargo")?;
+    if !status.success() {
+        bail!("cargo {} failed: {status}", args.join(" "));
+    }
+    Ok(())
+}
+
+/// Every test of every package, with nextest where it is installed, else with cargo's own runner.
+fn tests(workspace: &Workspace, rest: &[String]) -> Result<()> {
+    let quiet = |args: &[&str]| {
+        let status = workspace.cargo().args(args).stdout(Stdio::null()).stderr(Stdio::null()).status();
+        status.is_ok_and(|status| status.success())
+    };
+    let mut args = if quiet(&["nextest", "--version"]) {
+        vec!["nextest", "run", "--workspace"]
+    } else {
+        eprintln!("cargo-nextest is not installed; using cargo test");
+        vec!["test", "--workspace", "--all-targets"]
+    };
+    args.extend(rest.iter().map(String::as_str));
+    cargo(workspace, &args, &[])
+}
+
+fn doctests(workspace: &Workspace) -> Result<()> {
+    cargo(workspace, &["test", "--workspace", "--doc"], &[])
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn one_failed_step_fails_the_run_and_the_others_still_run() {
+        let ran = Cell::new(0);
+        let count = || ran.set(ran.get() + 1);
+        let steps = || -> Vec<Step<'_>> {
+            vec![
+                ("good", Box::new(|| Ok(count()))),
+                ("bad", Box::new(|| bail!("expected 1, found 2"))),
+                ("last", Box::new(|| Ok(count()))),
+            ]
+        };
+        let failure = format!("{:?}", ExitCode::FAILURE);
+        assert_eq!(format!("{:?}", run_steps(&steps(), false).unwrap()), failure);
+        assert_eq!(ran.replace(0), 2);
+        assert_eq!(format!("{:?}", run_steps(&steps(), true).unwrap()), failure);
+        assert_eq!(ran.get(), 1);
+    }
+}

@@ -1,0 +1,249 @@
+//! `cargo xtask eval`: builds the release binary `ppl` and runs it on resolved paths.
+
+use std::{
+    env, io,
+    io::BufReader,
+    path::{Path, PathBuf, absolute},
+    process::{Command, ExitCode, Stdio},
+};
+
+use anyhow::{Context, Result, bail};
+use cargo_metadata::Message;
+use clap::Args;
+
+use crate::{
+    digest::check_file,
+    fetch::Models,
+    workspace::{Workspace, cache_dir, data_dir, exit_code},
+};
+
+/// WikiText-2 raw, test split.
+const WIKITEXT2: (&str, u64, &str) =
+    ("wikitext-2/wiki.test.raw", 1_290_590, "173c87a53759e0201f33e0ccf978e510c2042d7f2cb78229d9a50d79b9e7dd08");
+
+/// Windows of a run on anything but the embedded model.
+const DEFAULT_WINDOWS: usize = 12;
+
+#[derive(Debug, Args)]
+pub(crate) struct EvalArgs {
+    /// A GGUF file or Hugging Face folder, a known name (`cargo xtask fetch --list`), or a hub name `org/name`
+    /// [default: the embedded model].
+    #[arg(long, value_name = "PATH|NAME|ORG/NAME", conflicts_with = "container")]
+    model: Option<String>,
+    /// Evaluate this container alone; its source model is not needed.
+    #[arg(long, value_name = "FILE")]
+    container: Option<PathBuf>,
+    /// A text file, `wikitext2` or `embedded` [default: the embedded text for the embedded model, else wikitext2].
+    #[arg(long, value_name = "PATH|NAME")]
+    text: Option<String>,
+    /// How the text becomes a perplexity: full-2048, half-2048, llama.cpp-512, gptq-2048, or another window.
+    #[arg(long, value_name = "NAME")]
+    protocol: Option<String>,
+    /// Score the first N windows [default: 12; all of the embedded text].
+    #[arg(long, value_name = "N", conflicts_with = "full")]
+    windows: Option<usize>,
+    /// Score every window.
+    #[arg(long)]
+    full: bool,
+    /// Payload rates in bits per weight, comma-separated [default: 4,3,2].
+    #[arg(long, value_name = "LIST", conflicts_with = "container")]
+    rates: Option<String>,
+    /// Codecs, comma-separated; `e8-rice@3.5` fixes the rate of one [default: e8-rice].
+    #[arg(long, value_name = "LIST", conflicts_with = "container")]
+    codecs: Option<String>,
+    /// Quantize embeddings and output head too, at this payload rate.
+    #[arg(long, value_name = "RATE", conflicts_with = "container")]
+    embeddings: Option<f64>,
+    /// Threads to compute with [default: all].
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
+    /// Print JSON instead of a table.
+    #[arg(long)]
+    json: bool,
+    /// Keep the containers in this folder.
+    #[arg(long, value_name = "DIR", conflicts_with = "container")]
+    keep: Option<PathBuf>,
+    /// Do not score the unquantized model.
+    #[arg(long, conflicts_with = "container")]
+    no_baseline: bool,
+    /// Fetch a model whose packages state no licence.
+    #[arg(long)]
+    accept: bool,
+    /// Further options for `ppl`, after `--` (see `cargo xtask eval -- --help`).
+    #[arg(last = true)]
+    rest: Vec<String>,
+}
+
+pub(crate) fn run(workspace: &Workspace, args: &EvalArgs) -> Result<ExitCode> {
+    let (ppl_args, hub) = ppl_args(workspace, args)?;
+    let binary = build(workspace, hub)?;
+    // Ctrl-C reaches the child as well; it is the child that has files to clean up, so this process waits for it.
+    ctrlc::set_handler(|| {}).context("installing the Ctrl-C handler")?;
+    let status =
+        Command::new(&binary).args(&ppl_args).status().with_context(|| format!("starting {}", binary.display()))?;
+    Ok(exit_code(status))
+}
+
+/// The command line of `ppl`, and whether it needs the hub.
+fn ppl_args(workspace: &Workspace, args: &EvalArgs) -> Result<(Vec<String>, bool)> {
+    let embedded = |name: &str| -> Result<PathBuf> {
+        let path = workspace.root().join(name);
+        if !path.exists() {
+            bail!("{}: the embedded file is missing from this checkout", path.display());
+        }
+        Ok(path)
+    };
+    let mut out = Vec::new();
+    let mut push = |flag: &str, value: String| out.extend([flag.to_owned(), value]);
+    let mut hub = false;
+    let mut on_embedded_model = false;
+    if let Some(container) = &args.container {
+        push("--container", utf8(&existing(container)?)?);
+    } else {
+        let model = match args.model.as_deref() {
+            None | Some("embedded") => {
+                on_embedded_model = true;
+                utf8(&embedded("assets/tiny")?)?
+            }
+            Some(name) => {
+                let (model, is_hub) = resolve_model(workspace, name, args.accept)?;
+                hub = is_hub;
+                model
+            }
+        };
+        push("--model", model);
+    }
+    let text = match args.text.as_deref() {
+        Some("embedded") => embedded("assets/text/eval.txt")?,
+        None if on_embedded_model => embedded("assets/text/eval.txt")?,
+        None | Some("wikitext2") => wikitext2()?,
+        Some(path) => existing(Path::new(path))?,
+    };
+    push("--text", utf8(&text)?);
+    if let Some(windows) = args.windows {
+        push("--windows", windows.to_string());
+    } else if !args.full && !on_embedded_model {
+        push("--windows", DEFAULT_WINDOWS.to_string());
+    }
+    for (flag, value) in [
+        ("--protocol", args.protocol.clone()),
+        ("--rates", args.rates.clone()),
+        ("--codecs", args.codecs.clone()),
+        ("--embeddings", args.embeddings.map(|rate| rate.to_string())),
+        ("--threads", args.threads.map(|n| n.to_string())),
+    ] {
+        if let Some(value) = value {
+            push(flag, value);
+        }
+    }
+    if let Some(keep) = &args.keep {
+        push("--keep", utf8(&absolute(keep)?)?);
+    }
+    for (flag, on) in [("--json", args.json), ("--no-baseline", args.no_baseline)] {
+        if on {
+            out.push(flag.to_owned());
+        }
+    }
+    out.extend(args.rest.iter().cloned());
+    Ok((out, hub))
+}
+
+/// What `ppl --model` gets: a path, or a hub name as it is (then the flag is true).
+fn resolve_model(workspace: &Workspace, name: &str, accept: bool) -> Result<(String, bool)> {
+    if Path::new(name).exists() {
+        return Ok((utf8(&existing(Path::new(name))?)?, false));
+    }
+    let models = Models::load(workspace)?;
+    if models.knows(name) {
+        return Ok((utf8(&models.get(name)?.fetch(&cache_dir()?, accept)?)?, false));
+    }
+    if is_hub_name(name) {
+        return Ok((name.to_owned(), true));
+    }
+    bail!("model `{name}`: no such path, not a hub name (org/name), and not one of {}", models.names());
+}
+
+/// Two plain, non-empty words around one slash.
+fn is_hub_name(name: &str) -> bool {
+    let plain = |s: &str| {
+        !s.is_empty() && !s.starts_with('.') && s.chars().all(|c| c.is_ascii_alphanumeric() || "._-".contains(c))
+    };
+    name.split_once('/').is_some_and(|(org, model)| plain(org) && plain(model))
+}
+
+/// The WikiText-2 test file: from the data folder, else from the cache; its hash is checked.
+fn wikitext2() -> Result<PathBuf> {
+    let (name, bytes, sha256) = WIKITEXT2;
+    let tried = data_dir().into_iter().chain([cache_dir()?.join("data")]).map(|dir| dir.join(name)).collect::<Vec<_>>();
+    match tried.iter().find(|path| path.exists()) {
+        Some(path) => {
+            check_file(path, bytes, sha256).context("this is not the raw test split of WikiText-2")?;
+            Ok(absolute(path)?)
+        }
+        None => {
+            let places = tried.iter().map(|path| format!("\n  {}", path.display())).collect::<String>();
+            bail!(
+                "wikitext2: the text is not here; put wiki.test.raw of WikiText-2 raw v1 ({bytes} bytes, sha256 {sha256}) at one \
+                 of{places}\nor set GOSSET_DATA to the folder that holds {name}, or name a text with --text PATH"
+            )
+        }
+    }
+}
+
+fn existing(path: &Path) -> Result<PathBuf> {
+    path.canonicalize().with_context(|| format!("{}", path.display()))
+}
+
+fn utf8(path: &Path) -> Result<String> {
+    path.to_str().map(str::to_owned).with_context(|| format!("{}: expected a path in UTF-8", path.display()))
+}
+
+/// Builds `ppl` in release mode and returns its path.
+fn build(workspace: &Workspace, hub: bool) -> Result<PathBuf> {
+    let mut cargo = workspace.cargo();
+    cargo.args(["build", "--release", "--package", "gosset-benches", "--bin", "ppl"]);
+    cargo.args(["--message-format", "json-render-diagnostics"]);
+    if hub {
+        cargo.args(["--features", "hub"]);
+    }
+    // The release build of the runtime takes minutes the first time, and cargo says so on stderr.
+    if env::var_os("CARGO_TERM_QUIET").is_none() {
+        eprintln!("building ppl (release)");
+    }
+    let mut child = cargo.stdout(Stdio::piped()).stderr(io::stderr()).spawn().context("starting cargo")?;
+    let stdout = child.stdout.take().context("cargo's stdout is piped")?;
+    let mut binary = None;
+    for message in Message::parse_stream(BufReader::new(stdout)) {
+        match message? {
+            Message::CompilerArtifact(artifact) if artifact.target.name == "ppl" => {
+                binary = artifact.executable.or(binary);
+            }
+            _ => {}
+        }
+    }
+    if !child.wait()?.success() {
+        bail!("building ppl failed");
+    }
+    Ok(binary.context("cargo named no executable for ppl")?.into_std_path_buf())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hub_names_are_two_plain_words() {
+        for name in ["org/name", "HuggingFaceTB/SmolLM2-135M"] {
+            assert!(is_hub_name(name), "{name}");
+        }
+        for name in ["name", "a/b/c", "../x", "/x", "x/", "a b/c", "./x", "a/.."] {
+            assert!(!is_hub_name(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_model_lists_what_is_known() {
+        let error = resolve_model(&Workspace::find().unwrap(), "smollm3", false).unwrap_err().to_string();
+        assert!(error.contains("smollm2") && error.contains("no such path"), "{error}");
+    }
+}
