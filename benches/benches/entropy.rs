@@ -51,7 +51,8 @@ fn rice_decode(bencher: Bencher, k: u32) {
     let mut out = vec![0; N_SYMBOLS];
     bencher.counter(ItemsCount::new(N_SYMBOLS)).bench_local(|| {
         for (&(start_bit, len_bits), out) in spans.iter().zip(out.chunks_mut(STREAM_LEN)) {
-            rice::decode(black_box(&words), start_bit, len_bits, black_box(&[k; 8]), out).expect("what was just encoded decodes");
+            rice::decode(black_box(&words), start_bit, len_bits, black_box(&[k; 8]), out)
+                .expect("what was just encoded decodes");
         }
         black_box(&mut out);
     });
@@ -64,7 +65,8 @@ fn rice_decode_pair(bencher: Bencher, k: u32) {
     bencher.counter(ItemsCount::new(N_SYMBOLS)).bench_local(|| {
         for (&spans, out) in spans.as_chunks::<2>().0.iter().zip(out.chunks_mut(2 * STREAM_LEN)) {
             let (first, second) = out.split_at_mut(STREAM_LEN);
-            rice::decode_pair(black_box(&words), spans, black_box(&[k; 8]), [first, second]).expect("what was just encoded decodes");
+            rice::decode_pair(black_box(&words), spans, black_box(&[k; 8]), [first, second])
+                .expect("what was just encoded decodes");
         }
         black_box(&mut out);
     });
