@@ -1,1 +1,9 @@
 //! Text to token ids and back: tokenizers, incremental detokenization, chat templates.
+
+mod chat_template;
+mod text_stream;
+mod tokenizer;
+
+pub use chat_template::{ChatTemplate, Message};
+pub use text_stream::TextStream;
+pub use tokenizer::Tokenizer;
