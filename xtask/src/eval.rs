@@ -21,9 +21,6 @@ use crate::{
 const WIKITEXT2: (&str, u64, &str) =
     ("wikitext-2/wiki.test.raw", 1_290_590, "173c87a53759e0201f33e0ccf978e510c2042d7f2cb78229d9a50d79b9e7dd08");
 
-/// Windows of a run on anything but the embedded model.
-const DEFAULT_WINDOWS: usize = 12;
-
 #[derive(Debug, Args)]
 pub(crate) struct EvalArgs {
     /// A GGUF file or Hugging Face folder, a known name (`cargo xtask fetch --list`), or a hub name `org/name`
@@ -122,8 +119,6 @@ fn ppl_args(workspace: &Workspace, args: &EvalArgs) -> Result<(Vec<String>, bool
     push("--text", utf8(&text)?);
     if let Some(windows) = args.windows {
         push("--windows", windows.to_string());
-    } else if !args.full && !on_embedded_model {
-        push("--windows", DEFAULT_WINDOWS.to_string());
     }
     for (flag, value) in [
         ("--protocol", args.protocol.clone()),
@@ -139,7 +134,8 @@ fn ppl_args(workspace: &Workspace, args: &EvalArgs) -> Result<(Vec<String>, bool
     if let Some(keep) = &args.keep {
         push("--keep", utf8(&absolute(keep)?)?);
     }
-    for (flag, on) in [("--json", args.json), ("--no-baseline", args.no_baseline)] {
+    let full = args.full || (on_embedded_model && args.windows.is_none());
+    for (flag, on) in [("--full", full), ("--json", args.json), ("--no-baseline", args.no_baseline)] {
         if on {
             out.push(flag.to_owned());
         }

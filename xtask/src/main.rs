@@ -27,7 +27,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Verb {
     /// Perplexity of a model and of its compressed forms; without options: the embedded model, offline, two minutes.
-    Eval(eval::EvalArgs),
+    Eval(Box<eval::EvalArgs>),
     /// Download known models into the cache, checked against their hashes.
     Fetch(fetch::FetchArgs),
     /// Check the rules of the house: arrows between crates, unsafe, file lengths, debris.

@@ -45,6 +45,6 @@ pub use error::EvalError;
 pub use evaluate::{CausalLm, PplResult, WindowResult, evaluate};
 pub use nll::{NllSum, token_nll};
 pub use protocol::{BosPolicy, PRESETS, PplProtocol, Preset, Scored, Tail, TextJoin};
-pub use record::{EvalReport, PplRecord, Provenance, ReportRow};
+pub use record::{EvalReport, PplRecord, Provenance, Rates, ReportRow};
 pub use text::{join_rows, sha256_hex, sha256_ids};
 pub use window::{WindowSpan, token_stream, window_spans};

@@ -1,5 +1,6 @@
 //! Records: what is written beside every perplexity.
 
+use gosset_entropy::Rate;
 use serde::{Deserialize, Serialize};
 
 use crate::{PplProtocol, PplResult};
@@ -60,26 +61,60 @@ pub struct EvalReport {
     pub threads: usize,
 }
 
+/// The four rates of a file, in bits per weight; always given together, because each alone misleads.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Rates {
+    /// Code bits (or planes of a fixed-rate code) alone, over the quantized weights.
+    pub payload_bps: f64,
+    /// Everything that the quantized tensors take but their row scales, over the quantized weights.
+    pub stream_bps: f64,
+    /// Every byte that the quantized tensors take in the file: code, lengths, tables, scales, padding, checksums, their share of
+    /// the header; over the quantized weights.
+    pub all_in_bps: f64,
+    /// Bytes of the file x 8 over all parameters of the model.
+    pub file_bps: f64,
+}
+
+impl Rates {
+    /// The rates of a file of `file_bytes` for a model of `n_params` whose quantized tensors take `coded`, header share included.
+    ///
+    /// ```
+    /// use gosset_entropy::Rate;
+    /// let coded = Rate { payload_bits: 300, length_bits: 16, scale_bits: 16, header_bits: 18, n: 100, ..Rate::default() };
+    /// let rates = gosset_eval::Rates::new(&coded, 100, 200);
+    /// assert_eq!((rates.payload_bps, rates.stream_bps, rates.all_in_bps, rates.file_bps), (3.0, 3.34, 3.5, 4.0));
+    /// ```
+    pub fn new(coded: &Rate, file_bytes: u64, n_params: u64) -> Self {
+        Rates {
+            payload_bps: coded.payload_bps(),
+            stream_bps: coded.stream_bps(),
+            all_in_bps: coded.all_in_bps(),
+            file_bps: file_bps(file_bytes, n_params),
+        }
+    }
+
+    /// The rates of an unquantized file of `file_bytes` that stores `n_weights` of its `n_params` parameters, those that a codec
+    /// would replace, in `stored_bits`. Nothing in it is coded, so the first three rates are one.
+    pub fn unquantized(stored_bits: u64, n_weights: u64, file_bytes: u64, n_params: u64) -> Self {
+        let stored = if n_weights == 0 { 0.0 } else { stored_bits as f64 / n_weights as f64 };
+        Rates { payload_bps: stored, stream_bps: stored, all_in_bps: stored, file_bps: file_bps(file_bytes, n_params) }
+    }
+}
+
+fn file_bps(file_bytes: u64, n_params: u64) -> f64 {
+    if n_params == 0 { 0.0 } else { file_bytes as f64 * 8.0 / n_params as f64 }
+}
+
 /// One row of an [`EvalReport`].
-///
-/// The four rates are, in bits per weight: `payload_bps` code bits only, over the quantized weights; `stream_bps` everything but
-/// row scales; `all_in_bps` every byte that the quantized tensors take in the file, padding, checksums and their share of the
-/// header included; `file_bps` file bytes x 8 over all parameters of the model. For codec `none` they are those of the source
-/// file: nothing is coded, so the first three all state the stored bits of the tensors that a codec would have replaced.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ReportRow {
     /// Codec name; `none` for the unquantized model.
     pub codec: String,
     /// Payload rate that was asked for.
     pub target_bps: Option<f64>,
-    /// Code bits per quantized weight.
-    pub payload_bps: f64,
-    /// Code bits, lengths, tables and the rest of the planes but for row scales, per quantized weight.
-    pub stream_bps: f64,
-    /// All bits of the quantized tensors in the file per quantized weight.
-    pub all_in_bps: f64,
-    /// File bits per parameter of the model.
-    pub file_bps: f64,
+    /// Rates of the file; for codec `none`, see [`Rates::unquantized`].
+    #[serde(flatten)]
+    pub rates: Rates,
     /// Bytes of the file.
     pub file_bytes: u64,
     /// Perplexity.
