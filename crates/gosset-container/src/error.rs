@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use gosset_codec::CodecError;
 use thiserror::Error;
 
+use crate::manifest::{FORMAT_MAJOR, GENERATOR};
 use crate::safetensors_header::HeaderProblem;
 
 /// Why a container cannot be written, opened or used.
@@ -50,7 +51,7 @@ pub enum ContainerError {
         /// The file.
         path: PathBuf,
         /// The rule that is broken.
-        problem: HeaderProblem,
+        problem: Box<HeaderProblem>,
     },
     /// The header is not the one that was written.
     #[error("{}: header checksum: expected {expected}, found {found}; the file is damaged", path.display())]
@@ -63,7 +64,10 @@ pub enum ContainerError {
         found: String,
     },
     /// The file needs another version of this program.
-    #[error("{}: format {found}: made by {generator}, needs {needs}; this is gosset {ours}, which reads format {supported}", path.display())]
+    #[error(
+        "{}: format {found}: made by {generator}, needs {needs}; this is {GENERATOR}, which reads format {FORMAT_MAJOR}.x",
+        path.display()
+    )]
     Version {
         /// The file.
         path: PathBuf,
@@ -73,13 +77,9 @@ pub enum ContainerError {
         generator: String,
         /// Lowest program version that reads it, as the file says.
         needs: String,
-        /// This program's version.
-        ours: &'static str,
-        /// Formats this program reads.
-        supported: &'static str,
     },
     /// A part this program does not know and may not ignore.
-    #[error("{}: required section {section:?} is unknown to gosset {ours}: made by {generator}, needs {needs}", path.display())]
+    #[error("{}: required section {section:?} is unknown to {GENERATOR}: made by {generator}, needs {needs}", path.display())]
     UnknownSection {
         /// The file.
         path: PathBuf,
@@ -89,8 +89,6 @@ pub enum ContainerError {
         generator: String,
         /// Lowest program version that reads it, as the file says.
         needs: String,
-        /// This program's version.
-        ours: &'static str,
     },
     /// The manifest contradicts itself or the header.
     #[error("{}: manifest: {reason}", path.display())]

@@ -20,12 +20,6 @@ use crate::{names, planes};
 /// Sections of format 1, which every reader knows.
 const KNOWN_SECTIONS: [&str; 2] = ["tensors", "blobs"];
 
-/// Formats that this version reads, for error messages.
-const SUPPORTED: &str = "1.x";
-
-/// This version, for error messages.
-const OURS: &str = env!("CARGO_PKG_VERSION");
-
 /// An open container.
 ///
 /// The file is mapped, not read: it must not be changed while it is open, which is why writers replace files by renaming.
@@ -395,7 +389,7 @@ struct Parsed {
 fn parse(path: &Path, file: &[u8]) -> Result<Parsed, ContainerError> {
     let of_header = |problem| match problem {
         HeaderProblem::OtherFormat { found } => ContainerError::OtherFormat { path: path.to_owned(), found },
-        problem => ContainerError::Header { path: path.to_owned(), problem },
+        problem => ContainerError::Header { path: path.to_owned(), problem: Box::new(problem) },
     };
     let len = st::header_len(&file[..file.len().min(64)], file.len() as u64).map_err(of_header)?;
     let head = &file[..8 + len as usize];
@@ -430,7 +424,6 @@ fn parse(path: &Path, file: &[u8]) -> Result<Parsed, ContainerError> {
             section: s.name.clone(),
             generator: manifest.generator,
             needs: manifest.needs,
-            ours: OURS,
         });
     }
     Ok(Parsed { manifest, header })
@@ -456,8 +449,6 @@ fn version_error(path: &Path, probe: &VersionProbe) -> ContainerError {
         found: probe.format.as_ref().map_or_else(String::new, |f| format!("{}.{}", f.major, f.minor)),
         generator: told(&probe.generator),
         needs: probe.needs.clone().unwrap_or_else(|| format!("something other than {GENERATOR}")),
-        ours: OURS,
-        supported: SUPPORTED,
     }
 }
 

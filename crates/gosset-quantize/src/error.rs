@@ -53,6 +53,22 @@ pub enum SourceError {
         /// Some of the files that are there.
         found: Vec<String>,
     },
+    /// GGUF files are there, which this reader does not open.
+    #[error("{}: found {}, no safetensors file; name the GGUF file instead of its folder", path.display(), files.join(", "))]
+    OnlyGguf {
+        /// The folder.
+        path: PathBuf,
+        /// The GGUF files.
+        files: Vec<String>,
+    },
+    /// A tokenizer is there, but no weights.
+    #[error("{}: a tokenizer but no weights (*.safetensors) in this folder; found {}", path.display(), found.join(", "))]
+    OnlyTokenizer {
+        /// The folder.
+        path: PathBuf,
+        /// Some of the files that are there.
+        found: Vec<String>,
+    },
     /// Several weight files and nothing that says how they belong together.
     #[error(
         "{}: {} safetensors files ({}) and no model.safetensors.index.json that joins them; name one file",
@@ -126,7 +142,7 @@ pub enum SourceError {
         /// The file.
         path: PathBuf,
         /// The rule.
-        problem: HeaderProblem,
+        problem: Box<HeaderProblem>,
     },
     /// A side file is not the JSON it should be.
     #[error("{}: {reason}", path.display())]
@@ -218,6 +234,18 @@ pub enum QuantizeError {
         tensor: String,
         /// The codec's reason.
         source: CodecError,
+    },
+    /// The recipe of a container cannot be read as options.
+    #[error("recipe: {reason}")]
+    Recipe {
+        /// Expected and found.
+        reason: String,
+    },
+    /// An override is not of the form that it should have.
+    #[error("override {text:?}: expected PATTERN=RATE or PATTERN=keep")]
+    OverrideSyntax {
+        /// The text found.
+        text: String,
     },
     /// An override names no tensor.
     #[error("override {pattern:?} matches none of the {n_tensors} tensors")]

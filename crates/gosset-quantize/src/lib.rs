@@ -4,8 +4,27 @@
 //! or skipped, and why; [`run`] carries the plan out into one file; [`dequantize`] turns such a file back into a safetensors folder.
 #![forbid(unsafe_code)]
 
+mod dequantize;
 mod error;
+mod observer;
+mod options;
+mod plan;
+mod policy;
+mod report;
+mod run;
+mod safetensors;
+mod scan;
 mod source;
+mod tie;
 
+pub use dequantize::{DequantizeSummary, FloatDtype, RawDequantizer, dequantize};
 pub use error::{QuantizeError, SourceError};
+pub use observer::{Event, Observer, Silent};
+pub use options::{Override, OverrideAction, QuantizeOptions};
+pub use plan::{Action, Plan, PlanEstimate, PlanItem, plan};
+pub use policy::MIN_WEIGHTS;
+pub use report::{Fallback, Report, TensorReport};
+pub use run::run;
+pub use safetensors::SafetensorsSource;
 pub use source::{ModelSource, SourceInfo, TensorInfo};
+pub use tie::{TIE_KEY, TieDecision, resolve_tie};

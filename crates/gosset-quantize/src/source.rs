@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::io::Write;
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -68,6 +68,11 @@ impl TensorInfo {
 pub trait ModelSource: Send + Sync {
     /// What this checkpoint is.
     fn info(&self) -> &SourceInfo;
+
+    /// The folder that is this checkpoint, if it is one; outputs are not written into it.
+    fn folder(&self) -> Option<&Path> {
+        None
+    }
 
     /// Every tensor, in a fixed order.
     fn tensors(&self) -> &[TensorInfo];

@@ -1,0 +1,331 @@
+//! Decides what happens to each tensor, before anything is written.
+
+use gosset_codec::{CodecSpec, RotationSpec};
+use gosset_container::ContainerKind;
+use serde_json::Value;
+
+use crate::error::{QuantizeError, SourceError};
+use crate::options::{OverrideAction, QuantizeOptions};
+use crate::policy::{OUTPUT_HEAD, Role, TOKEN_EMBEDDINGS, role};
+use crate::source::{ModelSource, SourceInfo, TensorInfo};
+use crate::tie::{TIE_KEY, TieDecision, resolve_tie};
+
+/// Header bytes that one plane of a container takes, roughly: its entry, its checksum and its part of the manifest.
+const HEADER_BYTES_PER_PLANE: u64 = 170;
+
+/// What happens to every tensor.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Plan {
+    /// The options it follows.
+    pub options: QuantizeOptions,
+    /// The source it was made for.
+    pub source: SourceInfo,
+    /// What the container will be.
+    pub kind: ContainerKind,
+    /// Name of the policy: which tensors are quantized by default.
+    pub policy: &'static str,
+    /// One item per tensor, in the order of the source.
+    pub items: Vec<PlanItem>,
+    /// Output head and embeddings; `None` for tensors that are no model.
+    pub tie: Option<TieDecision>,
+    /// What the user should know before starting.
+    pub warnings: Vec<String>,
+    /// `config.json` with the tie flag as decided, where the file says otherwise.
+    pub(crate) patched_config: Option<Vec<u8>>,
+}
+
+/// What happens to one tensor.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PlanItem {
+    /// Index in the source.
+    pub index: usize,
+    /// The tensor.
+    pub tensor: TensorInfo,
+    /// What happens to it.
+    pub action: Action,
+    /// Expected bytes of its planes.
+    pub estimated_bytes: u64,
+    /// Expected signal-to-noise ratio of a quantized tensor, in dB.
+    pub estimated_snr_db: Option<f64>,
+}
+
+/// What happens to a tensor.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Action {
+    /// It is coded.
+    Quantize {
+        /// With this codec.
+        spec: CodecSpec,
+        /// Payload target in bits per weight.
+        target_bps: f64,
+    },
+    /// It is stored bit-exact.
+    Keep {
+        /// Why.
+        reason: String,
+        /// Whether it would have been quantized if it could be.
+        fallback: bool,
+    },
+    /// It is not stored.
+    Skip {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// Sizes that a plan expects.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PlanEstimate {
+    /// Bytes of the file, roughly.
+    pub file_bytes: u64,
+    /// Weights of all tensors that are stored.
+    pub n_params: u64,
+    /// Weights of quantized tensors.
+    pub n_quantized: u64,
+    /// Payload bits per quantized weight.
+    pub payload_bps: f64,
+    /// All bits of quantized tensors per quantized weight.
+    pub all_in_bps: f64,
+    /// Bits of the file per stored weight: the true rate of the whole.
+    pub file_bps: f64,
+    /// Bytes of the largest tensor while it is worked on: its f32 values.
+    pub largest_tensor_bytes: u64,
+}
+
+/// Decides for each tensor whether it is quantized, kept or skipped, and why.
+///
+/// Everything that can be refused without looking at weights is refused here: unknown codecs and unreachable rates, overrides that
+/// match nothing or ask for the impossible, tensors that stay wider in strict mode, contradictory tie settings.
+pub fn plan(source: &dyn ModelSource, options: &QuantizeOptions) -> Result<Plan, QuantizeError> {
+    let spec_at = |rate: f64| -> Result<CodecSpec, QuantizeError> {
+        let mut spec = CodecSpec::named(&options.codec, rate).map_err(QuantizeError::Options)?;
+        spec.rotation = RotationSpec::Rht { tile: options.tile, seed: options.seed };
+        spec.check().map_err(QuantizeError::Options)?;
+        Ok(spec)
+    };
+    let default = spec_at(options.rate)?;
+    let embeddings = options.embeddings.map(|rate| spec_at(rate).map(|spec| (spec, rate))).transpose()?;
+
+    let info = source.info().clone();
+    let is_model = info.architecture.is_some();
+    let tensors = source.tensors();
+    let mut warnings = Vec::new();
+    let config = read_config(source)?;
+    let tie = if is_model { decide_tie(source, config.as_ref(), options.tie)? } else { None };
+    warnings.extend(tie.and_then(TieDecision::warning).map(str::to_owned));
+    warnings.extend(requantized(tensors, is_model));
+
+    let mut matched = vec![false; options.overrides.len()];
+    let mut items = Vec::with_capacity(tensors.len());
+    for (index, tensor) in tensors.iter().enumerate() {
+        let role = role(tensor, is_model);
+        let keep = |reason: &str, fallback| Action::Keep { reason: reason.to_owned(), fallback };
+        let mut action = match role {
+            Role::Linear | Role::Matrix => Action::Quantize { spec: default.clone(), target_bps: options.rate },
+            Role::Embedding | Role::Head => match &embeddings {
+                Some((spec, rate)) => Action::Quantize { spec: spec.clone(), target_bps: *rate },
+                None if role == Role::Head => keep("output head", false),
+                None if tie.is_some_and(TieDecision::is_tied) && tensor.name == TOKEN_EMBEDDINGS => {
+                    keep("embeddings shared with the output head", false)
+                }
+                None => keep("embeddings", false),
+            },
+            Role::Exact(reason) => keep(reason, false),
+            Role::Unable(reason) => keep(reason, true),
+        };
+        for (o, seen) in options.overrides.iter().zip(&mut matched) {
+            if !o.matches(&tensor.name) {
+                continue;
+            }
+            *seen = true;
+            let impossible = |reason: String| QuantizeError::OverrideImpossible {
+                pattern: o.pattern.clone(),
+                tensor: tensor.name.clone(),
+                reason,
+            };
+            action = match o.action {
+                OverrideAction::Keep => keep("override", false),
+                OverrideAction::Rate(rate) => {
+                    check_codable(tensor).map_err(impossible)?;
+                    let spec = spec_at(rate).map_err(|e| impossible(e.to_string()))?;
+                    Action::Quantize { spec, target_bps: rate }
+                }
+            };
+        }
+        if tensor.name == OUTPUT_HEAD && tie.is_some_and(TieDecision::is_tied) {
+            action = Action::Skip { reason: "tied to the embeddings".to_owned() };
+        }
+        items.push(item(index, tensor, action)?);
+    }
+    if let Some(i) = matched.iter().position(|m| !m) {
+        let pattern = options.overrides[i].pattern.clone();
+        return Err(QuantizeError::OverrideUnmatched { pattern, n_tensors: tensors.len() });
+    }
+    let fallbacks: Vec<_> = items.iter().filter_map(fallback).collect();
+    if options.strict && !fallbacks.is_empty() {
+        return Err(QuantizeError::Strict { fallbacks });
+    }
+    if !items.iter().any(|i| matches!(i.action, Action::Quantize { .. })) {
+        return Err(QuantizeError::NothingToQuantize { name: info.name, reason: what_is_there(&items) });
+    }
+    let patched_config = tie.and_then(|tie| patch_config(config, tie));
+    let kind = if is_model { ContainerKind::Model } else { ContainerKind::Tensors };
+    let policy = if is_model {
+        "model: linears of the layers are quantized; embeddings, output head, norms and biases are kept"
+    } else {
+        "tensors: every 2-D float tensor is quantized"
+    };
+    Ok(Plan { options: options.clone(), source: info, kind, policy, items, tie, warnings, patched_config })
+}
+
+impl Plan {
+    /// Sizes to expect. Good to a fraction of a percent for models; exact figures are in the report of a run.
+    pub fn estimate(&self) -> PlanEstimate {
+        let (mut file, mut n_params, mut n_quantized, mut coded, mut largest) = (4096u64, 0u64, 0u64, 0u64, 0u64);
+        let mut payload = 0.0;
+        for item in &self.items {
+            let n = item.tensor.n_weights();
+            let n_planes = match &item.action {
+                Action::Quantize { target_bps, .. } => {
+                    n_quantized += n;
+                    coded += item.estimated_bytes + 4 * HEADER_BYTES_PER_PLANE;
+                    payload += target_bps * n as f64;
+                    largest = largest.max(n * 4);
+                    4
+                }
+                Action::Keep { .. } => 1,
+                Action::Skip { .. } => continue,
+            };
+            n_params += n;
+            file += item.estimated_bytes + n_planes * HEADER_BYTES_PER_PLANE;
+        }
+        let per = |bits: f64, n: u64| if n == 0 { 0.0 } else { bits / n as f64 };
+        PlanEstimate {
+            file_bytes: file,
+            n_params,
+            n_quantized,
+            payload_bps: per(payload, n_quantized),
+            all_in_bps: per(coded as f64 * 8.0, n_quantized),
+            file_bps: per(file as f64 * 8.0, n_params),
+            largest_tensor_bytes: largest,
+        }
+    }
+}
+
+fn item(index: usize, tensor: &TensorInfo, action: Action) -> Result<PlanItem, QuantizeError> {
+    let (estimated_bytes, estimated_snr_db) = match &action {
+        Action::Quantize { spec, .. } => {
+            let (rows, cols) = tensor.rows_cols();
+            let codec = spec.check().map_err(|source| QuantizeError::Codec { tensor: tensor.name.clone(), source })?;
+            let estimate = codec.estimate(rows, cols);
+            (estimate.rate.total_bits() / 8, Some(estimate.snr_db))
+        }
+        Action::Keep { .. } => (tensor.n_bytes, None),
+        Action::Skip { .. } => (0, None),
+    };
+    Ok(PlanItem { index, tensor: tensor.clone(), action, estimated_bytes, estimated_snr_db })
+}
+
+fn fallback(item: &PlanItem) -> Option<(String, String)> {
+    match &item.action {
+        Action::Keep { reason, fallback: true } => Some((item.tensor.name.clone(), reason.clone())),
+        _ => None,
+    }
+}
+
+/// The error text for a tensor that no override can quantize.
+fn check_codable(t: &TensorInfo) -> Result<(), String> {
+    if !crate::policy::is_float(&t.dtype) {
+        return Err(format!("expected a float dtype, found {}", t.dtype));
+    }
+    if t.shape.len() != 2 {
+        return Err(format!("expected two dimensions, found shape {:?}", t.shape));
+    }
+    if t.n_weights() == 0 {
+        return Err(format!("it has no elements, its shape is {:?}", t.shape));
+    }
+    Ok(())
+}
+
+fn what_is_there(items: &[PlanItem]) -> String {
+    let Some(first) = items.first() else { return "it has no tensors".to_owned() };
+    let reason = match &first.action {
+        Action::Keep { reason, .. } | Action::Skip { reason } => reason.as_str(),
+        Action::Quantize { .. } => "",
+    };
+    format!(
+        "{} tensors, the first is {:?} of {} {:?} ({reason})",
+        items.len(),
+        first.tensor.name,
+        first.tensor.dtype,
+        first.tensor.shape
+    )
+}
+
+/// A warning for sources that are block-quantized already, as most GGUF files are.
+fn requantized(tensors: &[TensorInfo], is_model: bool) -> Option<String> {
+    let is_block = |t: &&TensorInfo| {
+        crate::policy::is_float(&t.dtype) && !matches!(t.dtype.as_str(), "F64" | "F32" | "F16" | "BF16")
+    };
+    let linears = tensors.iter().filter(|t| matches!(role(t, is_model), Role::Linear | Role::Matrix));
+    let blocks: Vec<_> = linears.filter(is_block).collect();
+    let first = blocks.first()?;
+    Some(format!(
+        "the input is block-quantized already ({} tensors, the first is {:?} of {}); quantizing it again adds to its error",
+        blocks.len(),
+        first.name,
+        first.dtype
+    ))
+}
+
+fn read_config(source: &dyn ModelSource) -> Result<Option<Value>, QuantizeError> {
+    let Some(bytes) = source.blob("config.json") else { return Ok(None) };
+    let config = serde_json::from_slice(bytes)
+        .map_err(|e| SourceError::BadConfig { path: "config.json".into(), reason: format!("expected JSON: {e}") })?;
+    Ok(Some(config))
+}
+
+fn decide_tie(
+    source: &dyn ModelSource,
+    config: Option<&Value>,
+    force: Option<bool>,
+) -> Result<Option<TieDecision>, QuantizeError> {
+    let find = |name: &str| source.tensors().iter().position(|t| t.name == name);
+    let (Some(table), head) = (find(TOKEN_EMBEDDINGS), find(OUTPUT_HEAD)) else { return Ok(None) };
+    let equal = || head.map_or(Ok(false), |head| tables_equal(source, table, head));
+    resolve_tie(config, head.is_some(), equal, force).map(Some)
+}
+
+/// Whether two tensors have the same shape and values.
+fn tables_equal(source: &dyn ModelSource, a: usize, b: usize) -> Result<bool, SourceError> {
+    const VALUES: usize = 1 << 16;
+    let (ta, tb) = (&source.tensors()[a], &source.tensors()[b]);
+    if ta.shape != tb.shape {
+        return Ok(false);
+    }
+    let (rows, cols) = ta.rows_cols();
+    let step = (VALUES / cols.max(1)).max(1);
+    let (mut x, mut y) = (vec![0f32; step * cols], vec![0f32; step * cols]);
+    for first in (0..rows).step_by(step) {
+        let n = step.min(rows - first);
+        let (x, y) = (&mut x[..n * cols], &mut y[..n * cols]);
+        source.read_rows(a, first..first + n, x)?;
+        source.read_rows(b, first..first + n, y)?;
+        if x.iter().zip(y.iter()).any(|(x, y)| x.to_bits() != y.to_bits()) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// The configuration with the tie flag as decided; `None` if it says so already. A container then runs without the option that
+/// was needed to make it.
+fn patch_config(config: Option<Value>, tie: TieDecision) -> Option<Vec<u8>> {
+    let Some(Value::Object(mut config)) = config else { return None };
+    let decided = Value::Bool(tie.is_tied());
+    if config.get(TIE_KEY) == Some(&decided) {
+        return None;
+    }
+    config.insert(TIE_KEY.to_owned(), decided);
+    serde_json::to_vec_pretty(&config).ok()
+}

@@ -1,0 +1,113 @@
+//! What a run did, with the figures that were measured.
+
+use std::collections::BTreeMap;
+
+use gosset_container::Causes;
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::tie::TieDecision;
+
+/// What a run did. All rates are bits per weight, counted on the bytes of the finished file.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Report {
+    /// Codec.
+    pub codec: String,
+    /// Payload asked for.
+    pub asked_bps: f64,
+    /// Payload of all quantized tensors: code bits only.
+    pub payload_bps: f64,
+    /// Everything of the quantized tensors but row scales.
+    pub stream_bps: f64,
+    /// Everything of the quantized tensors, their share of the header included.
+    pub all_in_bps: f64,
+    /// The true rate of the whole: all bytes of the file over all parameters.
+    pub file_bps: f64,
+    /// Bytes of the file.
+    pub file_bytes: u64,
+    /// Bytes of the source's tensors.
+    pub source_bytes: u64,
+    /// Parameters stored.
+    pub n_params: u64,
+    /// Parameters quantized.
+    pub n_quantized: u64,
+    /// Bits of the file by cause.
+    pub causes: Causes,
+    /// Signal-to-noise ratio over all quantized weights together, in dB; `None` if nothing was lost or nothing was there.
+    pub snr_db: Option<f64>,
+    /// Rows stored exactly because no scale fits them.
+    pub exact_rows: u64,
+    /// Name of the policy.
+    pub policy: String,
+    /// How output head and embeddings relate; `None` for plain tensors.
+    pub tie: Option<TieDecision>,
+    /// One line per tensor of the source.
+    pub tensors: Vec<TensorReport>,
+    /// Tensors that stayed wider than asked, by reason.
+    pub fallbacks: Vec<Fallback>,
+    /// Everything the user should know.
+    pub warnings: Vec<String>,
+    /// The options, as stored in the container.
+    pub recipe: Value,
+}
+
+/// What happened to one tensor.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct TensorReport {
+    /// Name.
+    pub name: String,
+    /// `quantized`, `kept` or `skipped`.
+    pub action: &'static str,
+    /// Why it was kept or skipped.
+    pub reason: Option<String>,
+    /// Shape.
+    pub shape: Vec<usize>,
+    /// Dtype in the source.
+    pub dtype: String,
+    /// Weights.
+    pub n_weights: u64,
+    /// Bytes in the file, the share of the header included.
+    pub bytes: u64,
+    /// Payload asked for.
+    pub target_bps: Option<f64>,
+    /// Code bits only.
+    pub payload_bps: Option<f64>,
+    /// Everything but row scales.
+    pub stream_bps: Option<f64>,
+    /// Everything; for a kept tensor too.
+    pub all_in_bps: Option<f64>,
+    /// Signal-to-noise ratio in dB, measured on the decoded planes; `None` if nothing was lost or nothing was there.
+    pub snr_db: Option<f64>,
+    /// Rows stored exactly because no scale fits them.
+    pub exact_rows: u64,
+}
+
+/// Tensors that stayed wider than asked for one reason.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Fallback {
+    /// The reason.
+    pub reason: String,
+    /// How many tensors.
+    pub n_tensors: u64,
+    /// Their weights.
+    pub n_weights: u64,
+    /// Their names.
+    pub names: Vec<String>,
+}
+
+/// Groups `(reason, name, weights)` by reason, sorted by reason.
+pub(crate) fn group_fallbacks<'a>(items: impl Iterator<Item = (&'a str, &'a str, u64)>) -> Vec<Fallback> {
+    let mut groups: BTreeMap<&str, Fallback> = BTreeMap::new();
+    for (reason, name, n_weights) in items {
+        let group = groups.entry(reason).or_insert_with(|| Fallback {
+            reason: reason.to_owned(),
+            n_tensors: 0,
+            n_weights: 0,
+            names: Vec::new(),
+        });
+        group.n_tensors += 1;
+        group.n_weights += n_weights;
+        group.names.push(name.to_owned());
+    }
+    groups.into_values().collect()
+}
