@@ -192,6 +192,12 @@ pub enum RuntimeError {
         /// Every place that was looked at.
         tried: String,
     },
+    /// A container could not be opened or a part of it is damaged.
+    #[error(transparent)]
+    Container(#[from] gosset_container::ContainerError),
+    /// A coded matrix could not be decoded.
+    #[error(transparent)]
+    Codec(#[from] gosset_codec::CodecError),
     /// A tensor operation failed; a defect of this crate, since shapes are checked before.
     #[error("tensor operation: {0}")]
     Candle(#[from] candle_core::Error),

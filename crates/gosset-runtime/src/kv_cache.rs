@@ -1,0 +1,96 @@
+//! Keys and values of the positions seen so far, exact in f32.
+
+use crate::rope::RopeTable;
+
+/// The state of one conversation: keys (rotated by their positions) and values of every layer.
+///
+/// A clone is independent of its original. A cache belongs to the model that made it
+/// ([`LanguageModel::new_cache`](crate::LanguageModel::new_cache)).
+#[derive(Debug, Clone)]
+pub struct KvCache {
+    pub(crate) layers: Vec<LayerCache>,
+    len: usize,
+}
+
+impl KvCache {
+    pub(crate) fn new(n_layers: usize, kv_heads: usize, head_dim: usize) -> Self {
+        let layer = LayerCache { kv_heads, head_dim, keys: Vec::new(), values: Vec::new() };
+        Self { layers: vec![layer; n_layers], len: 0 }
+    }
+
+    /// Number of positions held.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether no position is held.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Forgets every position from `len` on; does nothing if fewer are held.
+    pub fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
+        self.layers.iter_mut().for_each(|layer| layer.truncate(len));
+    }
+
+    /// Bytes allocated for keys and values.
+    pub fn allocated_bytes(&self) -> usize {
+        self.layers.iter().map(|l| (l.keys.capacity() + l.values.capacity()) * size_of::<f32>()).sum()
+    }
+
+    /// Makes the length what the layers hold, after all of them took `n` more positions.
+    pub(crate) fn advance(&mut self, n: usize) {
+        self.len += n;
+    }
+}
+
+/// Keys and values of one layer, position-major: rows of `kv_heads * head_dim`.
+#[derive(Debug, Clone)]
+pub(crate) struct LayerCache {
+    kv_heads: usize,
+    head_dim: usize,
+    keys: Vec<f32>,
+    values: Vec<f32>,
+}
+
+impl LayerCache {
+    /// Elements of one position.
+    pub(crate) fn row_len(&self) -> usize {
+        self.kv_heads * self.head_dim
+    }
+
+    /// Positions held.
+    pub(crate) fn len(&self) -> usize {
+        self.keys.len() / self.row_len()
+    }
+
+    /// All keys, rotated by their positions.
+    pub(crate) fn keys(&self) -> &[f32] {
+        &self.keys
+    }
+
+    /// All values.
+    pub(crate) fn values(&self) -> &[f32] {
+        &self.values
+    }
+
+    fn truncate(&mut self, len: usize) {
+        let n = len.saturating_mul(self.row_len());
+        self.keys.truncate(n);
+        self.values.truncate(n);
+    }
+
+    /// Appends rows of keys (not yet rotated) and values; `rope` covers the positions they get.
+    pub(crate) fn append(&mut self, keys: &[f32], values: &[f32], rope: &RopeTable) {
+        let (start, row) = (self.len(), self.row_len());
+        let old = self.keys.len();
+        self.keys.resize(old + keys.len(), 0.0);
+        for (i, (from, to)) in keys.chunks_exact(row).zip(self.keys[old..].chunks_exact_mut(row)).enumerate() {
+            for (from, to) in from.chunks_exact(self.head_dim).zip(to.chunks_exact_mut(self.head_dim)) {
+                rope.rotate(start + i, from, 1.0, to);
+            }
+        }
+        self.values.extend_from_slice(values);
+    }
+}

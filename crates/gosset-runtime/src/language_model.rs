@@ -1,0 +1,236 @@
+//! A model that is ready to run: weights, configuration, tokenizer.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use candle_core::Tensor;
+use gosset_container::{Container, ContainerKind};
+use gosset_quantize::ModelSource;
+
+use crate::config::{ModelConfig, generation_eos_ids};
+use crate::error::RuntimeError;
+use crate::kv_cache::KvCache;
+use crate::models::Decoder;
+use crate::tensor::f32_slice;
+use crate::text::Tokenizer;
+use crate::weights::{ContainerWeights, SourceWeights, Weights, check, resolve_tie};
+
+/// Positions whose logits exist at the same time while scoring: memory does not grow with window times vocabulary.
+pub const LOGIT_SLICE: usize = 128;
+
+/// Choices while loading.
+#[derive(Debug, Clone, Default)]
+pub struct LoadOptions {
+    /// Whether the output head is the embedding table; `None` follows the files.
+    pub tie: Option<bool>,
+}
+
+/// Memory that a loaded model holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Resident {
+    /// Bytes of the mapped container; 0 for a model loaded from a checkpoint.
+    pub mapped_bytes: u64,
+    /// Bytes of weights on the heap.
+    pub heap_bytes: u64,
+}
+
+/// A decoder-only transformer, loaded.
+///
+/// Immutable, so that threads share it; everything that changes is in a [`KvCache`].
+#[derive(Debug)]
+pub struct LanguageModel {
+    config: ModelConfig,
+    decoder: Decoder,
+    tokenizer: Option<Tokenizer>,
+    stop_ids: Vec<u32>,
+    warnings: Vec<String>,
+    mapped_bytes: u64,
+}
+
+impl LanguageModel {
+    /// Loads a checkpoint into f32 memory, tensor by tensor.
+    ///
+    /// Configuration, names and shapes are checked before the first weight is read. A checkpoint without tokenizer loads;
+    /// [`tokenizer`](Self::tokenizer) is `None` then.
+    pub fn from_source(source: &dyn ModelSource, options: &LoadOptions) -> Result<Self, RuntimeError> {
+        let blob = |name: &str| Ok(source.blob(name));
+        let missing = || RuntimeError::MissingPart {
+            part: "config.json".to_owned(),
+            detail: format!("not found with {}; it is needed to run the model", source.info().name),
+        };
+        Self::load(&SourceWeights::new(source), &blob, missing, options.tie, 0)
+    }
+
+    /// Opens the model in a container; its weights stay in the file's map as they are stored.
+    pub fn from_container(container: Arc<Container>, options: &LoadOptions) -> Result<Self, RuntimeError> {
+        let missing = |detail: &str| RuntimeError::MissingPart {
+            part: "model section".to_owned(),
+            detail: format!("{}: {detail}", container.path().display()),
+        };
+        if container.manifest().kind != ContainerKind::Model {
+            return Err(missing("this container holds tensors only; running needs a model"));
+        }
+        // The quantizer records what it decided about the head; asking again would need the tensors it left out.
+        let tie = options.tie.or_else(|| container.manifest().recipe.get("tie")?.as_bool());
+        let blob = |name: &str| container.blob(name).map_err(RuntimeError::from);
+        let weights = ContainerWeights::new(Arc::clone(&container));
+        Self::load(&weights, &blob, || missing("config.json was left out"), tie, container.file_bytes())
+    }
+
+    fn load<'a>(
+        weights: &dyn Weights,
+        blob: &dyn Fn(&str) -> Result<Option<&'a [u8]>, RuntimeError>,
+        missing_config: impl FnOnce() -> RuntimeError,
+        tie: Option<bool>,
+        mapped_bytes: u64,
+    ) -> Result<Self, RuntimeError> {
+        let config = ModelConfig::from_json(blob("config.json")?.ok_or_else(missing_config)?)?;
+        let (tied, warning) = resolve_tie(&config, weights, tie)?;
+        check(&config, weights, tied)?;
+        let tokenizer = blob("tokenizer.json")?.map(Tokenizer::from_bytes).transpose()?;
+        let mut stop_ids = config.eos_token_ids.clone();
+        if let Some(bytes) = blob("generation_config.json")? {
+            stop_ids.extend(generation_eos_ids(bytes)?);
+        }
+        stop_ids.sort_unstable();
+        stop_ids.dedup();
+        let decoder = Decoder::load(&config, weights, tied)?;
+        Ok(Self { decoder, tokenizer, stop_ids, warnings: warning.into_iter().collect(), mapped_bytes, config })
+    }
+
+    /// The hyperparameters.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// The tokenizer, if the files had one.
+    pub fn tokenizer(&self) -> Option<&Tokenizer> {
+        self.tokenizer.as_ref()
+    }
+
+    /// The tokenizer, or [`RuntimeError::MissingPart`] naming it.
+    pub fn require_tokenizer(&self) -> Result<&Tokenizer, RuntimeError> {
+        self.tokenizer.as_ref().ok_or_else(|| RuntimeError::MissingPart {
+            part: "tokenizer.json".to_owned(),
+            detail: "the model has no tokenizer; text needs one".to_owned(),
+        })
+    }
+
+    /// Rows of the embedding table, which may be more than the tokenizer has ids.
+    pub fn vocab_size(&self) -> usize {
+        self.config.vocab_size
+    }
+
+    /// Ids that end a generation: those of `config.json` and of `generation_config.json`.
+    pub fn stop_ids(&self) -> &[u32] {
+        &self.stop_ids
+    }
+
+    /// What is odd about the files but no error, one line each.
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
+    /// Memory held by the weights.
+    pub fn resident(&self) -> Resident {
+        Resident { mapped_bytes: self.mapped_bytes, heap_bytes: self.decoder.heap_bytes() as u64 }
+    }
+
+    /// A cache without positions.
+    pub fn new_cache(&self) -> KvCache {
+        self.decoder.new_cache()
+    }
+
+    /// Hidden states of `tokens` after the final norm, `[tokens.len(), hidden_size]`, as a continuation of `cache`.
+    ///
+    /// Fails with [`RuntimeError::Token`] or [`RuntimeError::ContextOverflow`] before any work; after an error the cache is
+    /// as before.
+    pub fn forward(&self, tokens: &[u32], cache: &mut KvCache) -> Result<Tensor, RuntimeError> {
+        self.check_tokens(tokens, cache.len())?;
+        self.decoder.forward(tokens, cache, &mut |_, _| Ok(()))
+    }
+
+    /// Logits of hidden states: `[n, hidden_size]` to `[n, vocab_size]`.
+    pub fn logits(&self, hidden: &Tensor) -> Result<Tensor, RuntimeError> {
+        self.decoder.logits(hidden)
+    }
+
+    /// Hands `sink` the logits of each position of `positions` in turn; those of position `p` predict token `p + 1`.
+    ///
+    /// Starts from an empty cache. At most [`LOGIT_SLICE`] positions' logits exist at a time. A logit that is not finite ends
+    /// the pass with [`RuntimeError::NonFinite`], which names the first bad layer; its rows were not handed out.
+    ///
+    /// # Panics
+    ///
+    /// If `positions` reaches beyond `tokens`.
+    pub fn score(
+        &self,
+        tokens: &[u32],
+        positions: Range<usize>,
+        sink: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<(), RuntimeError> {
+        assert!(positions.end <= tokens.len(), "positions {positions:?} of {} tokens", tokens.len());
+        let hidden = self.forward(&tokens[..positions.end], &mut self.new_cache())?;
+        for start in positions.clone().step_by(LOGIT_SLICE) {
+            let n = LOGIT_SLICE.min(positions.end - start);
+            let logits = self.logits(&hidden.narrow(0, start, n)?)?;
+            let logits = f32_slice(&logits)?;
+            if let Some(bad) = first_bad_row(&logits, self.config.vocab_size) {
+                return Err(self.diagnose(&tokens[..positions.end], start + bad));
+            }
+            for (i, row) in logits.chunks_exact(self.config.vocab_size).enumerate() {
+                sink(start + i, row);
+            }
+        }
+        Ok(())
+    }
+
+    /// The error for a non-finite logit at `position`: runs the tokens again and names the first layer that shows one.
+    pub(crate) fn diagnose(&self, tokens: &[u32], position: usize) -> RuntimeError {
+        let width = self.config.hidden_size;
+        let watch = &mut |layer: &str, x: &Tensor| match first_bad_row(&f32_slice(x)?, width) {
+            Some(position) => Err(RuntimeError::NonFinite { layer: layer.to_owned(), position }),
+            None => Ok(()),
+        };
+        match self.decoder.forward(tokens, &mut self.new_cache(), watch) {
+            Err(error) => error,
+            Ok(_) => RuntimeError::NonFinite { layer: "lm_head".to_owned(), position },
+        }
+    }
+
+    fn check_tokens(&self, tokens: &[u32], start: usize) -> Result<(), RuntimeError> {
+        let vocab_size = self.config.vocab_size;
+        if let Some((position, &id)) = tokens.iter().enumerate().find(|&(_, &id)| id as usize >= vocab_size) {
+            return Err(RuntimeError::Token { id, position, vocab_size });
+        }
+        if tokens.is_empty() {
+            return Err(RuntimeError::Options {
+                option: "tokens".to_owned(),
+                expected: "at least one".to_owned(),
+                found: "none".to_owned(),
+            });
+        }
+        let asked = start + tokens.len();
+        if asked > self.config.max_positions {
+            return Err(RuntimeError::ContextOverflow {
+                asked,
+                limit: self.config.max_positions,
+                detail: format!("{start} in the cache, {} new", tokens.len()),
+            });
+        }
+        Ok(())
+    }
+}
+
+/// First row of `width` columns that holds a NaN or an infinity.
+fn first_bad_row(x: &[f32], width: usize) -> Option<usize> {
+    // The sum of x·0 is NaN exactly if one element is not finite, and is vector code.
+    x.chunks_exact(width).position(|row| {
+        let mut lanes = [0f32; 16];
+        let mut chunks = row.chunks_exact(16);
+        for chunk in &mut chunks {
+            lanes.iter_mut().zip(chunk).for_each(|(lane, v)| *lane += v * 0.0);
+        }
+        !lanes.iter().all(|v| *v == 0.0) || chunks.remainder().iter().any(|v| !v.is_finite())
+    })
+}

@@ -1,0 +1,231 @@
+//! Linear layers over weights that are dense, entropy-coded, or stored as they came.
+
+use std::cell::RefCell;
+use std::ops::Range;
+use std::sync::Arc;
+
+use candle_core::{Module, Tensor};
+use gosset_codec::{DecodeScratch, Decoder};
+use gosset_container::{CodedTensor, Container};
+use gosset_transform::{Rht, TilePlan};
+use rayon::prelude::*;
+
+use crate::error::RuntimeError;
+use crate::row_blocks::{WeightRows, dense_product, product};
+use crate::source::dequantize_rows;
+use crate::tensor::{f32_slice, tensor2};
+
+/// `y = x Wᵀ + b`, whatever `W` is stored as.
+///
+/// `W` is `[out_features, in_features]`. Model code sees this type only, so that it exists once. Weights that are coded
+/// stay so: a block of rows is decoded into scratch, multiplied and forgotten.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Linear {
+    /// f32 in memory.
+    Dense {
+        /// `[out_features, in_features]`, contiguous.
+        weight: Tensor,
+        /// `[out_features]`.
+        bias: Option<Vec<f32>>,
+    },
+    /// Entropy-coded in a container; multiplied in the rotated frame: the activation is rotated, the weight never.
+    Coded {
+        /// The planes in the file's map.
+        weight: CodedTensor,
+        /// `[out_features]`.
+        bias: Option<Vec<f32>>,
+    },
+    /// Bytes of the source model in a container's map: F32, F16, BF16 or GGUF blocks.
+    Blocks {
+        /// Where the bytes are.
+        weight: StoredRows,
+        /// `[out_features]`.
+        bias: Option<Vec<f32>>,
+    },
+}
+
+/// A two-dimensional tensor that a container holds in the type of its source.
+#[derive(Debug, Clone)]
+pub struct StoredRows {
+    container: Arc<Container>,
+    name: String,
+    rows: usize,
+    cols: usize,
+}
+
+impl StoredRows {
+    /// Tensor `name` of `container`, whose shape is `[rows, cols]`.
+    pub(crate) fn new(container: Arc<Container>, name: &str, rows: usize, cols: usize) -> Self {
+        Self { container, name: name.to_owned(), rows, cols }
+    }
+}
+
+impl Linear {
+    /// Number of columns of the result.
+    pub fn out_features(&self) -> usize {
+        self.shape().0
+    }
+
+    /// Number of columns of the argument.
+    pub fn in_features(&self) -> usize {
+        self.shape().1
+    }
+
+    fn shape(&self) -> (usize, usize) {
+        match self {
+            Linear::Dense { weight, .. } => (weight.dims()[0], weight.dims()[1]),
+            Linear::Coded { weight, .. } => (weight.header().rows as usize, weight.header().cols as usize),
+            Linear::Blocks { weight, .. } => (weight.rows, weight.cols),
+        }
+    }
+
+    /// Bytes on the heap, that is without what the file's map holds.
+    pub fn heap_bytes(&self) -> usize {
+        let (bias, weight) = match self {
+            Linear::Dense { weight, bias } => (bias, weight.elem_count()),
+            Linear::Coded { bias, .. } | Linear::Blocks { bias, .. } => (bias, 0),
+        };
+        (weight + bias.as_ref().map_or(0, Vec::len)) * size_of::<f32>()
+    }
+
+    /// The layer's value for `x` `[n, in_features]`: `[n, out_features]`.
+    pub(crate) fn apply(&self, x: &Activation) -> Result<Tensor, RuntimeError> {
+        let (n, cols) = x.plain.dims2()?;
+        if cols != self.in_features() {
+            return Err(RuntimeError::Shape {
+                name: "(activation)".to_owned(),
+                expected: vec![n, self.in_features()],
+                found: vec![n, cols],
+            });
+        }
+        let (mut y, bias) = match self {
+            Linear::Dense { weight, bias } => {
+                (dense_product(&f32_slice(weight)?, &f32_slice(&x.plain)?, n, cols), bias)
+            }
+            Linear::Coded { weight, bias } => {
+                let decoder = weight.decoder()?;
+                let x = match decoder.rotation() {
+                    Some(rht) => x.rotated(rht)?,
+                    None => x.plain.clone(),
+                };
+                (product(&CodedRows(decoder), &f32_slice(&x)?, n)?, bias)
+            }
+            Linear::Blocks { weight, bias } => (product(&weight.open()?, &f32_slice(&x.plain)?, n)?, bias),
+        };
+        if let Some(bias) = bias {
+            y.par_chunks_mut(bias.len()).for_each(|row| row.iter_mut().zip(bias).for_each(|(y, b)| *y += b));
+        }
+        tensor2(y, n, self.out_features())
+    }
+
+    /// Rows `ids` of the weight in its original basis, `[ids.len(), in_features]`: the weight as an embedding table.
+    ///
+    /// Only these rows are decoded. Every id is below `out_features`.
+    pub(crate) fn gather(&self, ids: &[u32]) -> Result<Tensor, RuntimeError> {
+        let cols = self.in_features();
+        let mut out = vec![0f32; ids.len() * cols];
+        let rows = out.par_chunks_mut(cols).zip(ids).map(|(out, &id)| (out, id as usize));
+        match self {
+            Linear::Dense { weight, .. } => {
+                let weight = f32_slice(weight)?;
+                let weight: &[f32] = &weight;
+                rows.for_each(|(out, id)| out.copy_from_slice(&weight[id * cols..][..cols]));
+            }
+            Linear::Coded { weight, .. } => {
+                let decoder = weight.decoder()?;
+                rows.try_for_each_init(DecodeScratch::new, |scratch, (out, id)| {
+                    decoder.decode_rows(id..id + 1, out, scratch).map_err(RuntimeError::from)
+                })?;
+            }
+            Linear::Blocks { weight, .. } => {
+                let stored = weight.open()?;
+                rows.try_for_each(|(out, id)| stored.fill(id..id + 1, out, &mut ()))?;
+            }
+        }
+        tensor2(out, ids.len(), cols)
+    }
+}
+
+impl Module for Linear {
+    /// [`Linear`] as candle sees it; `x` is `[n, in_features]`.
+    fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
+        self.apply(&Activation::new(x.clone())).map_err(candle_core::Error::wrap)
+    }
+}
+
+/// The input of one or several linear layers, with its rotated copies: layers of the same rotation share one.
+pub(crate) struct Activation {
+    plain: Tensor,
+    rotated: RefCell<Vec<(TilePlan, u64, Tensor)>>,
+}
+
+impl Activation {
+    /// Around `x`, `[n, features]`, contiguous f32.
+    pub(crate) fn new(x: Tensor) -> Self {
+        Self { plain: x, rotated: RefCell::new(Vec::new()) }
+    }
+
+    fn rotated(&self, rht: &Rht) -> Result<Tensor, RuntimeError> {
+        let mut known = self.rotated.borrow_mut();
+        if let Some((_, _, x)) = known.iter().find(|(plan, seed, _)| plan == rht.plan() && *seed == rht.seed()) {
+            return Ok(x.clone());
+        }
+        let (n, cols) = self.plain.dims2()?;
+        let mut rows = f32_slice(&self.plain)?.to_vec();
+        rows.par_chunks_mut(cols).with_min_len(8).for_each(|row| rht.forward(row));
+        let x = tensor2(rows, n, cols)?;
+        known.push((rht.plan().clone(), rht.seed(), x.clone()));
+        Ok(x)
+    }
+}
+
+/// A coded matrix in the frame of the rotated activation.
+struct CodedRows<'a>(Decoder<'a>);
+
+impl WeightRows for CodedRows<'_> {
+    type Scratch = DecodeScratch;
+
+    fn shape(&self) -> (usize, usize) {
+        (self.0.rows(), self.0.cols())
+    }
+
+    fn row_step(&self) -> usize {
+        self.0.row_block()
+    }
+
+    fn fill(&self, rows: Range<usize>, out: &mut [f32], scratch: &mut DecodeScratch) -> Result<(), RuntimeError> {
+        Ok(self.0.decode_rows_rotated(rows, out, scratch)?)
+    }
+}
+
+impl StoredRows {
+    fn open(&self) -> Result<OpenRows<'_>, RuntimeError> {
+        let raw = self.container.raw(&self.name)?;
+        Ok(OpenRows { dtype: raw.dtype, bytes: raw.bytes, rows: self.rows, cols: self.cols })
+    }
+}
+
+/// The bytes of a [`StoredRows`], checked and ready to read.
+struct OpenRows<'a> {
+    dtype: &'a str,
+    bytes: &'a [u8],
+    rows: usize,
+    cols: usize,
+}
+
+impl WeightRows for OpenRows<'_> {
+    type Scratch = ();
+
+    fn shape(&self) -> (usize, usize) {
+        (self.rows, self.cols)
+    }
+
+    fn row_step(&self) -> usize {
+        1
+    }
+
+    fn fill(&self, rows: Range<usize>, out: &mut [f32], (): &mut ()) -> Result<(), RuntimeError> {
+        dequantize_rows(self.dtype, self.bytes, self.cols, rows, out)
+    }
+}

@@ -1,0 +1,165 @@
+//! Tensors by name, out of a checkpoint or a container.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use gosset_codec::DecodeScratch;
+use gosset_container::Container;
+use gosset_quantize::ModelSource;
+
+use crate::config::ModelConfig;
+use crate::error::RuntimeError;
+use crate::linear::{Linear, StoredRows};
+use crate::models::{EMBEDDING, HEAD, expected_tensors};
+use crate::source::dequantize_rows;
+use crate::tensor::tensor2;
+
+/// Where a model's tensors come from.
+pub(crate) trait Weights {
+    /// Shape of tensor `name`, `None` if there is none.
+    fn shape(&self, name: &str) -> Option<&[usize]>;
+
+    /// A small tensor (norm or bias) as f32 on the heap.
+    fn vector(&self, name: &str) -> Result<Vec<f32>, RuntimeError>;
+
+    /// A two-dimensional tensor as a layer.
+    fn linear(&self, name: &str, bias: Option<Vec<f32>>) -> Result<Linear, RuntimeError>;
+
+    /// Whether two tensors hold the same bytes.
+    fn equal(&self, a: &str, b: &str) -> Result<bool, RuntimeError>;
+}
+
+/// Checks names and shapes of everything the model needs, reading no weights.
+///
+/// The first mismatch is returned: [`RuntimeError::MissingTensor`] or [`RuntimeError::Shape`].
+pub(crate) fn check(config: &ModelConfig, weights: &dyn Weights, tied: bool) -> Result<(), RuntimeError> {
+    let one = |name: &str, expected: &[usize], required: bool| match weights.shape(name) {
+        Some(found) if found == expected => Ok(()),
+        None if !required => Ok(()),
+        None => Err(RuntimeError::MissingTensor { name: name.to_owned(), expected: expected.to_vec() }),
+        Some(found) => {
+            Err(RuntimeError::Shape { name: name.to_owned(), expected: expected.to_vec(), found: found.to_vec() })
+        }
+    };
+    expected_tensors(config).try_for_each(|t| one(&t.name, &t.shape, t.required))?;
+    if tied { Ok(()) } else { one(HEAD, &[config.vocab_size, config.hidden_size], true) }
+}
+
+/// Tensors of a checkpoint, widened to f32 one by one.
+pub(crate) struct SourceWeights<'a> {
+    source: &'a dyn ModelSource,
+    index: HashMap<&'a str, usize>,
+}
+
+impl<'a> SourceWeights<'a> {
+    pub(crate) fn new(source: &'a dyn ModelSource) -> Self {
+        let index = source.tensors().iter().enumerate().map(|(i, t)| (t.name.as_str(), i)).collect();
+        Self { source, index }
+    }
+
+    fn find(&self, name: &str) -> Result<usize, RuntimeError> {
+        let missing = || RuntimeError::MissingTensor { name: name.to_owned(), expected: Vec::new() };
+        self.index.get(name).copied().ok_or_else(missing)
+    }
+}
+
+impl Weights for SourceWeights<'_> {
+    fn shape(&self, name: &str) -> Option<&[usize]> {
+        self.index.get(name).map(|&i| self.source.tensors()[i].shape.as_slice())
+    }
+
+    fn vector(&self, name: &str) -> Result<Vec<f32>, RuntimeError> {
+        let i = self.find(name)?;
+        let (rows, cols) = self.source.tensors()[i].rows_cols();
+        let mut out = vec![0f32; rows * cols];
+        self.source.read_rows(i, 0..rows, &mut out)?;
+        Ok(out)
+    }
+
+    fn linear(&self, name: &str, bias: Option<Vec<f32>>) -> Result<Linear, RuntimeError> {
+        let (rows, cols) = self.source.tensors()[self.find(name)?].rows_cols();
+        Ok(Linear::Dense { weight: tensor2(self.vector(name)?, rows, cols)?, bias })
+    }
+
+    fn equal(&self, a: &str, b: &str) -> Result<bool, RuntimeError> {
+        Ok(self.source.raw_bytes(self.find(a)?)? == self.source.raw_bytes(self.find(b)?)?)
+    }
+}
+
+/// Tensors of a container: linears stay in the file's map.
+pub(crate) struct ContainerWeights {
+    container: Arc<Container>,
+    shapes: HashMap<String, Vec<usize>>,
+}
+
+impl ContainerWeights {
+    pub(crate) fn new(container: Arc<Container>) -> Self {
+        let shapes = container.entries().iter().map(|e| (e.name.clone(), e.shape())).collect();
+        Self { container, shapes }
+    }
+
+    fn is_coded(&self, name: &str) -> bool {
+        self.container.entry(name).is_some_and(|e| e.is_coded())
+    }
+}
+
+impl Weights for ContainerWeights {
+    fn shape(&self, name: &str) -> Option<&[usize]> {
+        self.shapes.get(name).map(Vec::as_slice)
+    }
+
+    fn vector(&self, name: &str) -> Result<Vec<f32>, RuntimeError> {
+        let n = self.shape(name).unwrap_or_default().iter().product();
+        let mut out = vec![0f32; n];
+        if self.is_coded(name) {
+            let coded = self.container.coded(name)?;
+            let decoder = coded.decoder()?;
+            decoder.decode_rows(0..decoder.rows(), &mut out, &mut DecodeScratch::new())?;
+        } else {
+            let raw = self.container.raw(name)?;
+            dequantize_rows(raw.dtype, raw.bytes, n, 0..1, &mut out)?;
+        }
+        Ok(out)
+    }
+
+    fn linear(&self, name: &str, bias: Option<Vec<f32>>) -> Result<Linear, RuntimeError> {
+        if self.is_coded(name) {
+            return Ok(Linear::Coded { weight: self.container.coded(name)?, bias });
+        }
+        let &[rows, cols] = self.shape(name).unwrap_or_default() else {
+            return Err(RuntimeError::MissingTensor { name: name.to_owned(), expected: Vec::new() });
+        };
+        Ok(Linear::Blocks { weight: StoredRows::new(Arc::clone(&self.container), name, rows, cols), bias })
+    }
+
+    fn equal(&self, a: &str, b: &str) -> Result<bool, RuntimeError> {
+        if self.is_coded(a) || self.is_coded(b) {
+            return Ok(false);
+        }
+        Ok(self.container.raw(a)?.bytes == self.container.raw(b)?.bytes)
+    }
+}
+
+/// Whether the output head is the embedding table (case C01), and a warning if the files leave a doubt.
+///
+/// The configuration's flag decides; `force` overrides it. Without a stored head and without the flag the model is refused:
+/// its head may have been lost.
+pub(crate) fn resolve_tie(
+    config: &ModelConfig,
+    weights: &dyn Weights,
+    force: Option<bool>,
+) -> Result<(bool, Option<String>), RuntimeError> {
+    let has_head = weights.shape(HEAD).is_some();
+    let tied = force.unwrap_or(config.tie_word_embeddings);
+    match (tied, has_head) {
+        (true, true) if weights.shape(EMBEDDING) != weights.shape(HEAD) || !weights.equal(EMBEDDING, HEAD)? => Ok((
+            true,
+            Some(format!("{HEAD} differs from {EMBEDDING}, but the output head is tied: the stored head is not used")),
+        )),
+        (true, _) => Ok((true, None)),
+        (false, true) => Ok((false, None)),
+        (false, false) => Err(RuntimeError::Tie(format!(
+            "expected {HEAD} because tie_word_embeddings is false, found none; ask for a tied head if that is meant"
+        ))),
+    }
+}
