@@ -57,6 +57,7 @@ impl Sampler {
         if self.sampling.temperature == 0.0 {
             return Some(best.0);
         }
+        let uniform = self.uniform();
         self.order.clear();
         let weight = |logit: f32| ((f64::from(logit) - f64::from(*best.1)) / self.sampling.temperature).exp();
         self.order.extend(candidates().map(|(id, &logit)| (weight(logit), id)));
@@ -68,7 +69,7 @@ impl Sampler {
             kept >= self.sampling.top_p * total
         });
         let pool = &self.order[..n_kept.map_or(self.order.len(), |n| n + 1)];
-        let mut place = self.uniform() * pool.iter().map(|(w, _)| w).sum::<f64>();
+        let mut place = uniform * pool.iter().map(|(w, _)| w).sum::<f64>();
         let drawn = pool.iter().find(|(w, _)| {
             place -= w;
             place < 0.0
