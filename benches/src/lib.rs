@@ -1,1 +1,4 @@
 //! Benchmarks and measurement binaries.
+#![forbid(unsafe_code)]
+
+pub mod ppl;

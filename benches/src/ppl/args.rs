@@ -1,0 +1,227 @@
+//! The command line of `ppl`.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+use clap::{Parser, ValueEnum};
+use gosset_codec::{CodecSpec, codecs};
+use gosset_eval::{BosPolicy, PRESETS, PplProtocol, Tail};
+
+/// Windows that are scored unless the command line says otherwise.
+const DEFAULT_WINDOWS: usize = 12;
+
+/// Perplexity of a model and of its compressed forms, each read back from the file it was written to.
+#[derive(Debug, Parser)]
+#[command(name = "ppl", version, after_help = after_help())]
+pub struct Args {
+    /// A GGUF file, a Hugging Face folder, or a hub name `org/name` (in builds with the feature `hub`).
+    #[arg(long, value_name = "PATH", required_unless_present = "container")]
+    pub model: Option<String>,
+    /// Evaluate this container alone; its source model is not needed.
+    #[arg(long, value_name = "FILE", conflicts_with = "model")]
+    pub container: Option<PathBuf>,
+    /// The text, UTF-8.
+    #[arg(long, value_name = "PATH")]
+    pub text: PathBuf,
+    /// How the text becomes a perplexity [default: full-2048, or the model's context if that is shorter].
+    #[arg(long, value_name = "NAME")]
+    pub protocol: Option<String>,
+    /// Tokens from one window to the next [default: the window].
+    #[arg(long, value_name = "TOKENS")]
+    pub stride: Option<usize>,
+    /// What happens to the tokens after the last full window.
+    #[arg(long, value_enum, default_value_t = TailArg::Drop)]
+    pub tail: TailArg,
+    /// Where a BOS stands; `auto` follows the protocol if the tokenizer adds a BOS by itself, else none.
+    #[arg(long, value_enum, default_value_t = BosArg::Auto)]
+    pub bos: BosArg,
+    /// Score the first N windows.
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_WINDOWS, conflicts_with = "full")]
+    pub windows: usize,
+    /// Score every window.
+    #[arg(long)]
+    pub full: bool,
+    /// Payload rates in bits per weight.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "4,3,2", conflicts_with = "container")]
+    pub rates: Vec<f64>,
+    /// Codecs; `e8-rice@3.5` fixes the rate of one.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "e8-rice", conflicts_with = "container")]
+    pub codecs: Vec<String>,
+    /// Quantize embeddings and output head too, at this payload rate.
+    #[arg(long, value_name = "RATE", conflicts_with = "container")]
+    pub embeddings: Option<f64>,
+    /// Tile of the randomized Hadamard transform.
+    #[arg(long, value_name = "COLUMNS", default_value_t = 128, conflicts_with = "container")]
+    pub tile: u32,
+    /// Seed of its signs.
+    #[arg(long, value_name = "N", default_value_t = 0, conflicts_with = "container")]
+    pub seed: u64,
+    /// Threads to compute with [default: all].
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// Print JSON instead of a table.
+    #[arg(long)]
+    pub json: bool,
+    /// Keep the containers in this folder; files of the same name are replaced.
+    #[arg(long, value_name = "DIR", conflicts_with = "container")]
+    pub keep: Option<PathBuf>,
+    /// Do not score the unquantized model.
+    #[arg(long, conflicts_with = "container")]
+    pub no_baseline: bool,
+}
+
+/// `--tail`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum TailArg {
+    /// They are left out.
+    Drop,
+    /// They form a last, shorter window.
+    Keep,
+}
+
+/// `--bos`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum BosArg {
+    /// The protocol's policy if the tokenizer adds a BOS by itself, else none.
+    Auto,
+    /// Nowhere.
+    None,
+    /// In front of the text.
+    Once,
+    /// In front of the text and in place of each window's first token.
+    EachWindow,
+}
+
+/// One row to measure.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Target {
+    pub(super) codec: String,
+    pub(super) rate: f64,
+}
+
+impl Target {
+    /// `e8-rice@3.5`.
+    pub(super) fn label(&self) -> String {
+        format!("{}@{}", self.codec, self.rate)
+    }
+}
+
+impl Args {
+    /// The rows that `--codecs` and `--rates` ask for, in order; unknown codecs and unreachable rates are refused here.
+    pub(super) fn targets(&self) -> Result<Vec<Target>> {
+        let mut targets: Vec<Target> = Vec::new();
+        for codec in &self.codecs {
+            let (name, rates) = match codec.split_once('@') {
+                Some((name, rate)) => {
+                    let rate = rate.parse().with_context(|| format!("--codecs {codec}: the rate after @"))?;
+                    (name, vec![rate])
+                }
+                None => (codec.as_str(), self.rates.clone()),
+            };
+            for rate in rates {
+                CodecSpec::named(name, rate).and_then(|spec| spec.check()).with_context(|| format!("{name}@{rate}"))?;
+                let target = Target { codec: name.to_owned(), rate };
+                if !targets.contains(&target) {
+                    targets.push(target);
+                }
+            }
+        }
+        Ok(targets)
+    }
+
+    /// The protocol for a model with this context whose tokenizer adds a BOS by itself or not.
+    pub(super) fn protocol(&self, max_positions: usize, bos_auto_added: bool) -> Result<PplProtocol> {
+        let mut protocol = match &self.protocol {
+            Some(name) => PplProtocol::parse(name)?,
+            None => {
+                let window = PplProtocol::default().window.min(max_positions);
+                PplProtocol::parse(&format!("full-{window}"))?
+            }
+        };
+        if protocol.window > max_positions {
+            bail!(
+                "protocol {}: windows of {} tokens, but the model's context is {max_positions}",
+                protocol.name,
+                protocol.window
+            );
+        }
+        protocol.stride = self.stride.unwrap_or(protocol.window);
+        protocol.tail = match self.tail {
+            TailArg::Drop => Tail::Drop,
+            TailArg::Keep => Tail::Keep,
+        };
+        protocol = match self.bos {
+            BosArg::Auto => protocol.for_family(bos_auto_added),
+            BosArg::None => PplProtocol { bos: BosPolicy::None, ..protocol },
+            BosArg::Once => PplProtocol { bos: BosPolicy::Once, ..protocol },
+            BosArg::EachWindow => PplProtocol { bos: BosPolicy::EachWindow, ..protocol },
+        };
+        protocol.check()?;
+        Ok(protocol)
+    }
+
+    /// Number of windows to score; `None` for all.
+    pub(super) fn window_limit(&self) -> Option<usize> {
+        (!self.full).then_some(self.windows)
+    }
+}
+
+/// The protocols and codecs, each with its line.
+fn after_help() -> String {
+    let mut text = "Protocols (any other window follows the same pattern):\n".to_owned();
+    for preset in PRESETS {
+        text += &format!("  {:14} {}\n", preset.name, preset.about);
+    }
+    text += "\nCodecs:\n";
+    for codec in codecs() {
+        text +=
+            &format!("  {:14} {}, {} to {} bits per weight\n", codec.name, codec.about, codec.min_bps, codec.max_bps);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    fn args(rest: &[&str]) -> Args {
+        Args::try_parse_from(["ppl", "--model", "m", "--text", "t"].iter().chain(rest)).unwrap()
+    }
+
+    fn labels(rest: &[&str]) -> Vec<String> {
+        args(rest).targets().unwrap().iter().map(Target::label).collect()
+    }
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Args::command().debug_assert();
+        assert!(Args::try_parse_from(["ppl", "--text", "t"]).is_err());
+        assert!(Args::try_parse_from(["ppl", "--text", "t", "--container", "c", "--rates", "3"]).is_err());
+        assert!(Args::try_parse_from(["ppl", "--text", "t", "--container", "c"]).is_ok());
+    }
+
+    #[test]
+    fn rows_are_codecs_times_rates_in_order() {
+        assert_eq!(labels(&[]), ["e8-rice@4", "e8-rice@3", "e8-rice@2"]);
+        assert_eq!(
+            labels(&["--codecs", "e8-rice,d4-rice@3.5", "--rates", "4,3"]),
+            ["e8-rice@4", "e8-rice@3", "d4-rice@3.5"]
+        );
+        assert_eq!(labels(&["--codecs", "e8-rice@3,e8-rice", "--rates", "3"]), ["e8-rice@3"]);
+        for bad in [["--codecs", "f9-rice"], ["--rates", "0"], ["--rates", "nan"], ["--codecs", "e8-rice@x"]] {
+            assert!(args(&bad).targets().is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn the_default_protocol_fits_the_context() {
+        let protocol = args(&[]).protocol(8192, false).unwrap();
+        assert_eq!((protocol.name.as_str(), protocol.bos), ("full-2048", BosPolicy::None));
+        let protocol = args(&[]).protocol(512, true).unwrap();
+        assert_eq!((protocol.name.as_str(), protocol.bos), ("full-512", BosPolicy::EachWindow));
+        assert!(args(&["--protocol", "full-2048"]).protocol(512, true).is_err());
+        let protocol = args(&["--bos", "once", "--stride", "7", "--tail", "keep"]).protocol(512, false).unwrap();
+        assert_eq!((protocol.bos, protocol.stride, protocol.tail), (BosPolicy::Once, 7, Tail::Keep));
+    }
+}

@@ -1,0 +1,108 @@
+//! The report, for people and for machines.
+#![allow(clippy::print_stdout, reason = "results go to stdout")]
+
+use anyhow::Result;
+use gosset_eval::{BosPolicy, EvalReport, ReportRow};
+
+/// Prints the report as JSON.
+pub(super) fn print_json(report: &EvalReport) -> Result<()> {
+    println!("{}", serde_json::to_string_pretty(report)?);
+    Ok(())
+}
+
+/// Prints the report as a table with the whole protocol above it.
+pub(super) fn print(report: &EvalReport) {
+    println!("{}", render(report));
+}
+
+fn render(report: &EvalReport) -> String {
+    let mut out = String::new();
+    let Some(first) = report.rows.first() else { return out };
+    let result = &first.record.result;
+    let bos = match (result.bos, result.bos_id) {
+        (BosPolicy::None, _) | (_, None) => "no BOS used".to_owned(),
+        (_, Some(id)) => format!("BOS id {id}"),
+    };
+    let short = |hash: &str| hash.get(..12).unwrap_or(hash).to_owned();
+    let mut line = |name: &str, value: String| out.push_str(&format!("{name:10} {value}\n"));
+    line("model", report.model.clone());
+    line(
+        "text",
+        format!(
+            "{} tokens (sha256: text {}, tokenizer {}, ids {})",
+            report.tokens,
+            short(&report.text_sha256),
+            short(&report.tokenizer_sha256),
+            short(&report.token_ids_sha256)
+        ),
+    );
+    line("protocol", format!("{}; {bos}", report.settings));
+    line(
+        "scored",
+        format!("{} tokens in {} of {} windows", report.tokens_scored, report.windows, result.windows_available),
+    );
+    line(
+        "computed",
+        format!(
+            "in {} on {}, {} threads",
+            first.record.provenance.dtype, first.record.provenance.device, report.threads
+        ),
+    );
+    let mut shown: Vec<&str> = Vec::new();
+    for row in &report.rows {
+        if !shown.contains(&row.embeddings.as_str()) {
+            line("embeddings", format!("{} ({})", row.embeddings, label(row)));
+            shown.push(&row.embeddings);
+        }
+    }
+    out.push('\n');
+    let header =
+        ["codec", "payload", "stream", "all-in", "file bps", "file MB", "ppl", "+-", "delta-ln", "resident MB", "s"];
+    let body = report.rows.iter().map(cells);
+    let table: Vec<[String; 11]> = std::iter::once(header.map(str::to_owned)).chain(body).collect();
+    for row in &table {
+        for (c, cell) in row.iter().enumerate() {
+            let width = table.iter().map(|row| row[c].len()).max().unwrap_or(0);
+            // Names to the left, numbers to the right.
+            out.push_str(&if c == 0 { format!("{cell:width$}") } else { format!("  {cell:>width$}") });
+        }
+        out.push('\n');
+    }
+    for row in &report.rows {
+        if let Some(bound) = row.resident_bound_bytes {
+            let verdict = if row.resident_bytes <= bound { "within" } else { "ABOVE" };
+            out.push_str(&format!(
+                "\n{}: resident {} MB {verdict} file + 2 row blocks + activations = {} MB",
+                label(row),
+                megabytes(row.resident_bytes),
+                megabytes(bound)
+            ));
+        }
+    }
+    out.trim_end().to_owned()
+}
+
+fn label(row: &ReportRow) -> String {
+    row.target_bps.map_or_else(|| row.codec.clone(), |rate| format!("{}@{rate}", row.codec))
+}
+
+fn cells(row: &ReportRow) -> [String; 11] {
+    let r = &row.rates;
+    [
+        label(row),
+        format!("{:.3}", r.payload_bps),
+        format!("{:.3}", r.stream_bps),
+        format!("{:.3}", r.all_in_bps),
+        format!("{:.3}", r.file_bps),
+        megabytes(row.file_bytes),
+        format!("{:.5}", row.ppl),
+        format!("{:.3}", row.ppl_sigma),
+        row.delta_ln.map_or_else(|| "-".to_owned(), |d| format!("{d:+.5}")),
+        megabytes(row.resident_bytes),
+        format!("{:.1}", row.seconds),
+    ]
+}
+
+fn megabytes(bytes: u64) -> String {
+    format!("{:.1}", bytes as f64 / 1e6)
+}
