@@ -217,7 +217,8 @@ pub fn header_len(prefix: &[u8], file_bytes: u64) -> Result<u64, HeaderProblem> 
     };
     let claimed = u64::from_le_bytes(*len_bytes);
     let room = file_bytes.saturating_sub(8);
-    if claimed > room && claimed <= MAX_HEADER_LEN && claimed >= 2 && (room == 0 || prefix.get(8) == Some(&b'{')) {
+    let plausible = (2..=MAX_HEADER_LEN).contains(&claimed) && (room == 0 || prefix.get(8) == Some(&b'{'));
+    if plausible && claimed > room {
         return Err(HeaderProblem::TooShort { expected: claimed + 8, found: file_bytes });
     }
     let limit = room.min(MAX_HEADER_LEN);
@@ -245,7 +246,7 @@ pub fn parse(json: &[u8]) -> Result<Header, HeaderProblem> {
     for (name, t) in raw.tensors {
         tensors.push(check_tensor(name, t)?);
     }
-    tensors.sort_by(|a, b| (a.start, a.end).cmp(&(b.start, b.end)));
+    tensors.sort_by_key(|t| (t.start, t.end));
     let mut at = 0u64;
     for (i, t) in tensors.iter().enumerate() {
         if t.start < at {

@@ -274,14 +274,11 @@ impl Writer {
 
     /// Length prefix, JSON and padding, with the checksum filled in.
     fn header(&self, manifest: &Manifest) -> Result<Vec<u8>, ContainerError> {
-        let mut class_start = [0u64; 4];
-        for i in 1..4 {
-            class_start[i] = class_start[i - 1] + self.spools[i - 1].as_ref().map_or(0, |s| s.len);
-        }
         let mut entries = Vec::with_capacity(self.placed.len());
-        for class in 0..CLASSES.len() {
+        let mut class_start = 0;
+        for (class, spool) in self.spools.iter().enumerate() {
             for p in self.placed.iter().filter(|p| p.class == class) {
-                let start = class_start[class] + p.start;
+                let start = class_start + p.start;
                 entries.push(header::EntryText {
                     name: &p.stored_name,
                     dtype: &p.dtype,
@@ -289,6 +286,7 @@ impl Writer {
                     data_offsets: [start, start + p.len],
                 });
             }
+            class_start += spool.as_ref().map_or(0, |s| s.len);
         }
         header::write(manifest, &entries).map_err(|reason| ContainerError::Manifest { path: self.path.clone(), reason })
     }
