@@ -1,0 +1,130 @@
+//! `gosset chat`: a conversation on the terminal.
+
+use std::io::{self, BufRead, IsTerminal, Write};
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::Args;
+use gosset_runtime::text::{ChatTemplate, Message, Tokenizer};
+use gosset_runtime::LanguageModel;
+
+use crate::cli::ThreadArgs;
+use crate::generate::{SamplingArgs, Streamed, notes, warnings};
+use crate::model::Input;
+use crate::{interrupt, output, prompt};
+
+/// Talks with a model: a container, a GGUF file, a Hugging Face folder or a known name.
+///
+/// Lines are read from stdin, answers are streamed to stdout, and the conversation is kept until it is cleared. Ctrl-C stops an
+/// answer, Ctrl-D leaves. A model without chat template continues each line as plain text.
+#[derive(Debug, Args)]
+#[command(after_help = "While chatting:
+  /clear   forget the conversation
+  /help    list these commands
+  /quit    leave, as Ctrl-D does
+
+Examples:
+  gosset chat smollm2.gosset
+  gosset chat smollm2.gosset --system \"You answer in one sentence.\" --temperature 0.7 --top-p 0.9")]
+pub(crate) struct ChatArgs {
+    /// Container, GGUF file, Hugging Face folder, known name, or hub name org/name.
+    #[arg(value_name = "MODEL")]
+    model: PathBuf,
+    /// A message of the system that opens the conversation.
+    #[arg(long, value_name = "TEXT")]
+    system: Option<String>,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+    #[command(flatten)]
+    threads: ThreadArgs,
+}
+
+const COMMANDS: &str = "/clear forgets the conversation, /quit (or Ctrl-D) leaves, Ctrl-C stops an answer";
+
+/// Runs the command.
+pub(crate) fn run(args: &ChatArgs) -> Result<()> {
+    args.threads.apply()?;
+    let input = Input::open(&args.model)?;
+    let model = input.load()?;
+    let tokenizer = model.require_tokenizer()?;
+    warnings(&model);
+    let template = prompt::template(&input)?;
+    if template.is_none() {
+        output::note("note: the model has no chat template; each line is continued as plain text");
+    }
+    let interactive = io::stdin().is_terminal();
+    if interactive {
+        output::note(COMMANDS);
+    }
+    let opening: Vec<Message> = args.system.iter().map(|text| Message::new("system", text.as_str())).collect();
+    let mut conversation = Conversation { model: &model, tokenizer, template, messages: opening.clone(), args };
+    let mut lines = io::stdin().lock();
+    loop {
+        if interactive {
+            let mut err = io::stderr().lock();
+            let _ = err.write_all(b"> ").and_then(|()| err.flush());
+        }
+        let mut line = Vec::new();
+        if lines.read_until(b'\n', &mut line)? == 0 {
+            if interactive {
+                output::note("");
+            }
+            return Ok(());
+        }
+        let line = String::from_utf8_lossy(&line);
+        match line.trim() {
+            "" => {}
+            "/quit" | "/exit" => return Ok(()),
+            "/help" => output::note(COMMANDS),
+            "/clear" => {
+                conversation.messages.clone_from(&opening);
+                output::note("the conversation is forgotten");
+            }
+            text => conversation.answer(text)?,
+        }
+    }
+}
+
+struct Conversation<'a> {
+    model: &'a LanguageModel,
+    tokenizer: &'a Tokenizer,
+    template: Option<ChatTemplate>,
+    messages: Vec<Message>,
+    args: &'a ChatArgs,
+}
+
+impl Conversation<'_> {
+    /// Streams the answer to `text` and remembers both.
+    fn answer(&mut self, text: &str) -> Result<()> {
+        self.messages.push(Message::new("user", text));
+        let ids = match &self.template {
+            Some(template) => prompt::chat(self.model, self.tokenizer, template, &self.messages)?,
+            None => prompt::raw(self.tokenizer, text)?,
+        };
+        let options = self.args.sampling.options();
+        let watch = interrupt::watch();
+        let mut stream = Streamed::new(true);
+        let mut said = String::new();
+        let result = gosset_runtime::generate(self.model, &ids, &options, &mut |piece| {
+            said.push_str(piece);
+            stream.push(piece)
+        });
+        drop(watch);
+        stream.end()?;
+        interrupt::take();
+        if let Ok(generation) = &result {
+            notes(generation);
+        }
+        match result {
+            Ok(_) if self.template.is_some() => self.messages.push(Message::new("assistant", said)),
+            Ok(_) => self.messages.clear(),
+            Err(gosset_runtime::RuntimeError::ContextOverflow { .. }) => {
+                // The conversation stays usable: the message that did not fit is taken back.
+                self.messages.pop();
+                output::note("error: the conversation no longer fits the model's context; /clear starts a new one");
+            }
+            Err(error) => return Err(error.into()),
+        }
+        Ok(())
+    }
+}
