@@ -28,10 +28,16 @@ pub struct DecodeScratch {
 impl DecodeScratch {
     /// New buffers.
     pub fn new() -> Self {
+        Self::filled_with(0)
+    }
+
+    /// Buffers that hold the given bits everywhere, for tests of the claim that this does not matter.
+    #[doc(hidden)]
+    pub fn filled_with(bits: u32) -> Self {
         Self {
-            symbols: Box::new([0; STREAM_LEN]),
-            points: Box::new([0; STREAM_LEN]),
-            values: Box::new([0.0; STREAM_LEN]),
+            symbols: Box::new([bits; STREAM_LEN]),
+            points: Box::new([bits as i32; STREAM_LEN]),
+            values: Box::new([f32::from_bits(bits); STREAM_LEN]),
         }
     }
 }

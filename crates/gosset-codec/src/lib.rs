@@ -1,6 +1,7 @@
 //! Matrix to bitstream and back: randomized Hadamard transform, lattice, entropy code, rate targeting.
 #![forbid(unsafe_code)]
 
+pub mod calibrate;
 mod codec;
 mod decode;
 mod encoded;

@@ -5,6 +5,11 @@ use half::bf16;
 
 use crate::parallel;
 
+/// Scales below this are not used. They are far from subnormal, so that a scale times the smallest step is a normal number.
+const MIN_SCALE: f32 = f32::from_bits((127 - 100) << 23);
+/// Scales above this are not used, so that a scale times the largest point divided by the smallest alpha is finite.
+const MAX_SCALE: f32 = f32::from_bits((127 + 100) << 23);
+
 /// Values of one task of the row loop, in whole rows.
 const TASK_VALUES: usize = 1 << 16;
 
@@ -25,9 +30,9 @@ pub(crate) struct RowScales {
 
 /// Rotates the rows of `data` in place, divides each by its scale and returns the scales.
 ///
-/// The scale of a row is its RMS after rotation, rounded to bf16. A row whose scale is no normal bf16 number (it is tiny
-/// or huge, or leaves the range of f32 in the rotation) is set aside in its original basis and zeroed here. The first
-/// row of `data` is row 0; all values are finite; `data` holds whole rows of `cols` values, at most 2^32 − 1 of them.
+/// The scale of a row is its RMS after rotation, rounded to bf16. A row whose scale is not in 2^-100..=2^100 (or that leaves
+/// the range of f32 in the rotation) is set aside in its original basis and zeroed here. The first row of `data` is row 0; all
+/// values are finite; `data` holds whole rows of `cols` values, at most 2^32 − 1 of them.
 pub(crate) fn normalize_rows(data: &mut [f32], cols: usize, rht: Option<&Rht>) -> RowScales {
     let rows_per_task = (TASK_VALUES / cols).max(1);
     let tasks = parallel::map_chunks_mut(data, rows_per_task * cols, |task_idx, chunk| {
@@ -68,11 +73,11 @@ fn normalize_row(row: &mut [f32], rht: Option<&Rht>) -> (bf16, f32) {
         rht.forward(row);
     }
     let scale = bf16::from_f64((sum_of_squares(row) / row.len() as f64).sqrt());
-    if !scale.is_normal() {
+    let divisor = scale.to_f32();
+    if !(MIN_SCALE..=MAX_SCALE).contains(&divisor) {
         row.fill(0.0);
         return (bf16::ZERO, 0.0);
     }
-    let divisor = scale.to_f32();
     let mut peak = [0.0f32; 8];
     let (blocks, rest) = row.as_chunks_mut::<8>();
     for block in blocks {
@@ -125,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_without_a_normal_scale_are_set_aside() {
+    fn rows_out_of_range_are_set_aside() {
         let cols = 8;
         let rows = [[0.0; 8], [-0.0; 8], [1e-42; 8], [3e38; 8], [1e-45; 8], [1.0; 8], [1e-38; 8]];
         let mut data = rows.concat();

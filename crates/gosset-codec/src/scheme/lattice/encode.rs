@@ -87,6 +87,11 @@ impl SymbolStats {
         self.fits.iter_mut().zip(&other.fits).for_each(|(fit, other)| fit.merge(other));
     }
 
+    /// Number of symbols.
+    pub(crate) fn n(&self) -> u64 {
+        self.fits.iter().map(RiceFit::n).sum()
+    }
+
     /// Bits of all symbols with the best parameters.
     pub(crate) fn bits(&self) -> u64 {
         self.fits.iter().map(|fit| fit.best_k().1).sum()
@@ -101,15 +106,6 @@ impl SymbolStats {
 /// Statistics of the symbols of every `stride`-th group of 32 streams of `values` at scale `alpha`.
 pub(crate) fn count_symbols(lattice: LatticeKind, values: &[f32], alpha: f32, stride: usize) -> SymbolStats {
     lattice.dispatch(Count { values, alpha, stride })
-}
-
-/// Number of values that [`count_symbols`] looks at.
-pub(crate) fn n_counted(n: usize, stride: usize) -> usize {
-    let group = TASK_STREAMS * STREAM_LEN;
-    let n_groups = n.div_ceil(group);
-    let n_full = n_groups.div_ceil(stride);
-    let last_is_counted = (n_groups - 1).is_multiple_of(stride);
-    n_full * group - if last_is_counted { n_groups * group - n } else { 0 }
 }
 
 struct Count<'a> {

@@ -2,7 +2,7 @@
 
 use gosset_lattice::LatticeKind;
 
-use super::encode::{MAX_SCALED, n_counted};
+use super::encode::MAX_SCALED;
 use super::{Curve, SymbolStats, count_symbols};
 use crate::scheme::Units;
 use crate::{CodeKind, MAX_ALPHA, MIN_ALPHA};
@@ -20,12 +20,14 @@ const MAX_CORRECTIONS: usize = 4;
 /// Steps of a search; a bracket is halved at least at every third.
 const MAX_STEPS: usize = 60;
 
-/// Alpha at which `units` take `bps` bits per value, and the statistics of all symbols at that alpha.
+/// Alpha at which `units` take `asked` bits per value, those already spent included, and the statistics of all symbols at that alpha.
 ///
 /// First guess: the stored curve of Gaussian data. Then a search on a sample of the streams; the whole is counted at what it finds,
 /// and the difference between the sample's rate and that of the whole corrects what the sample is asked for.
-pub(super) fn find_alpha(lattice: LatticeKind, code: CodeKind, bps: f64, units: &Units<'_>) -> (f32, SymbolStats) {
+pub(super) fn find_alpha(lattice: LatticeKind, code: CodeKind, asked: f64, units: &Units<'_>) -> (f32, SymbolStats) {
     let n = units.values.len();
+    // Exactly stored rows may take half of the budget; beyond that the others are not made worse for them.
+    let bps = (asked - units.spent_bits as f64 / n as f64).max(0.5 * asked);
     let curve = Curve::of(lattice, code);
     let guess = curve.at_bps(bps).alpha as f32;
     let whole = Counter { lattice, units, stride: 1 };
@@ -82,10 +84,10 @@ impl Counter<'_> {
         count_symbols(self.lattice, self.units.values, alpha, self.stride)
     }
 
-    /// Bits per value, those already spent on the whole included.
+    /// Bits per symbol. The padding of the last block counts as symbols, which is next to nothing in a matrix of useful size and
+    /// keeps those of a few values from having to pay for it.
     fn bps(&self, stats: &SymbolStats) -> f64 {
-        let n = self.units.values.len();
-        stats.bits() as f64 / n_counted(n, self.stride) as f64 + self.units.spent_bits as f64 / n as f64
+        stats.bits() as f64 / stats.n() as f64
     }
 }
 
