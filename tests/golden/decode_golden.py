@@ -1,0 +1,387 @@
+#!/usr/bin/env python3
+"""Decodes a Gosset container of format 1 as docs/FORMAT.md describes it, and nothing else. Standard library only.
+
+    python3 tests/golden/decode_golden.py tests/golden/format-1.0.gosset
+
+Checks every checksum, decodes every tensor, and compares with the .json file of the same name, if there is one: integer points and
+the bits of every f32 value. Exits with 1 at the first difference. It shares no code with the Rust crates.
+"""
+
+import json
+import re
+import struct
+import sys
+
+M64 = (1 << 64) - 1
+M32 = (1 << 32) - 1
+
+
+# ---- f32 arithmetic: a double holds sums and products of two f32 well enough that one more rounding gives the f32 result ----
+
+
+def f32(x):
+    return struct.unpack("<f", struct.pack("<f", x))[0]
+
+
+def f32_bits(x):
+    return struct.unpack("<I", struct.pack("<f", x))[0]
+
+
+def bf16(bits):
+    return struct.unpack("<f", struct.pack("<I", bits << 16))[0]
+
+
+# ---- XXH3-64 with seed 0 ----
+
+SECRET = bytes.fromhex(
+    "b8fe6c3923a44bbe7c01812cf721ad1cded46de9839097db7240a4a4b7b3671f"
+    "cb79e64eccc0e578825ad07dccff7221b8084674f743248ee03590e6813a264c"
+    "3c2852bb91c300cb88d0658b1b532ea371644897a20df94e3819ef46a9deacd8"
+    "a8fa763fe39c343ff9dcbbc7c70b4f1d8a51e04bcdb45931c89f7ec9d9787364"
+    "eac5ac8334d3ebc3c581a0fffa1363eb170ddd51b7f0da49d316552629d4689e"
+    "2b16be587d47a1fc8ff8b8d17ad031ce45cb3a8f95160428afd7fbcabb4b407e"
+)
+P32 = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D)
+P64 = (0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5)
+
+
+def u32(b, i):
+    return int.from_bytes(b[i : i + 4], "little")
+
+
+def u64(b, i):
+    return int.from_bytes(b[i : i + 8], "little")
+
+
+def fold(a, b):
+    p = a * b
+    return (p & M64) ^ (p >> 64)
+
+
+def avalanche(h):
+    h ^= h >> 37
+    h = h * 0x165667919E3779F9 & M64
+    return h ^ (h >> 32)
+
+
+def avalanche64(h):
+    h = (h ^ (h >> 33)) * P64[1] & M64
+    h = (h ^ (h >> 29)) * P64[2] & M64
+    return h ^ (h >> 32)
+
+
+def mix16(b, i, s):
+    return fold(u64(b, i) ^ u64(SECRET, s), u64(b, i + 8) ^ u64(SECRET, s + 8))
+
+
+def xxh3(b):
+    n = len(b)
+    if n == 0:
+        return avalanche64(u64(SECRET, 56) ^ u64(SECRET, 64))
+    if n < 4:
+        combined = b[n - 1] | n << 8 | b[0] << 16 | b[n >> 1] << 24
+        return avalanche64(combined ^ u32(SECRET, 0) ^ u32(SECRET, 4))
+    if n <= 8:
+        h = (u32(b, n - 4) + (u32(b, 0) << 32)) ^ u64(SECRET, 8) ^ u64(SECRET, 16)
+        rotated = [(h << r | h >> (64 - r)) & M64 for r in (49, 24)]
+        h = (h ^ rotated[0] ^ rotated[1]) * 0x9FB21C651E98DF25 & M64
+        h = (h ^ ((h >> 35) + n)) * 0x9FB21C651E98DF25 & M64
+        return h ^ (h >> 28)
+    if n <= 16:
+        lo = u64(b, 0) ^ u64(SECRET, 24) ^ u64(SECRET, 32)
+        hi = u64(b, n - 8) ^ u64(SECRET, 40) ^ u64(SECRET, 48)
+        swapped = int.from_bytes(lo.to_bytes(8, "little"), "big")
+        return avalanche((n + swapped + hi + fold(lo, hi)) & M64)
+    if n <= 128:
+        h = n * P64[0]
+        for i in range((n - 1) // 32, -1, -1):
+            h += mix16(b, 16 * i, 32 * i) + mix16(b, n - 16 * (i + 1), 32 * i + 16)
+        return avalanche(h & M64)
+    if n <= 240:
+        h = n * P64[0] + sum(mix16(b, 16 * i, 16 * i) for i in range(8))
+        h = avalanche(h & M64)
+        h += sum(mix16(b, 16 * i, 16 * (i - 8) + 3) for i in range(8, n // 16))
+        return avalanche((h + mix16(b, n - 16, 136 - 17)) & M64)
+    acc = [P32[2], P64[0], P64[1], P64[2], P64[3], P32[1], P64[4], P32[0]]
+
+    def accumulate(i, s):
+        for lane in range(8):
+            value = u64(b, i + 8 * lane)
+            keyed = value ^ u64(SECRET, s + 8 * lane)
+            acc[lane ^ 1] = (acc[lane ^ 1] + value) & M64
+            acc[lane] = (acc[lane] + (keyed & M32) * (keyed >> 32)) & M64
+
+    n_stripes = (n - 1) // 64
+    for stripe in range(n_stripes):
+        accumulate(64 * stripe, 8 * (stripe % 16))
+        if stripe % 16 == 15:
+            for lane in range(8):
+                a = acc[lane]
+                acc[lane] = (a ^ (a >> 47) ^ u64(SECRET, 128 + 8 * lane)) * P32[0] & M64
+    accumulate(n - 64, 192 - 64 - 7)
+    h = n * P64[0]
+    for i in range(4):
+        h += fold(acc[2 * i] ^ u64(SECRET, 11 + 16 * i), acc[2 * i + 1] ^ u64(SECRET, 19 + 16 * i))
+    return avalanche(h & M64)
+
+
+# ---- file ----
+
+OPENING = b'{"__metadata__":{"gosset_header_xxh3":"'
+SIZES = {"U8": 1, "I8": 1, "BOOL": 1, "U16": 2, "I16": 2, "F16": 2, "BF16": 2}
+SIZES.update({"U32": 4, "I32": 4, "F32": 4, "U64": 8, "I64": 8, "F64": 8})
+
+
+def check(condition, message):
+    if not condition:
+        sys.exit("FAILED: " + message)
+
+
+def no_duplicates(pairs):
+    out = dict(pairs)
+    check(len(out) == len(pairs), "a JSON key appears twice")
+    return out
+
+
+def escape(name):
+    if name == "__metadata__":
+        return "%5F_metadata__"
+    return name.replace("%", "%25").replace("#", "%23").replace("@", "%40")
+
+
+def open_container(path):
+    data = open(path, "rb").read()
+    length = u64(data, 0)
+    check(2 <= length <= min(len(data) - 8, 100_000_000), "header length")
+    head = data[: 8 + length]
+    check(head[8:].startswith(OPENING), "opening")
+    at = 8 + len(OPENING)
+    digits = head[at : at + 16].decode()
+    check(re.fullmatch("[0-9a-f]{16}", digits), "checksum digits")
+    check(xxh3(head[:at] + b"0" * 16 + head[at + 16 :]) == int(digits, 16), "header checksum")
+    header = json.loads(head[8:], object_pairs_hook=no_duplicates)
+    manifest = json.loads(header.pop("__metadata__")["gosset"], object_pairs_hook=no_duplicates)
+    check(manifest["format"]["major"] == 1, "major version")
+    for section in manifest["sections"]:
+        check(not section["required"] or section["name"] in ("tensors", "blobs"), "unknown required section")
+
+    planes, end = {}, 0
+    for name, t in sorted(header.items(), key=lambda item: tuple(item[1]["data_offsets"])):
+        start, stop = t["data_offsets"]
+        size = SIZES[t["dtype"]]
+        for d in t["shape"]:
+            size *= d
+        check(start == end and stop - start == size, f"range of {name}")
+        end = stop
+        planes[name] = (t["dtype"], t["shape"], data[8 + length + start : 8 + length + stop])
+    check(8 + length + end == len(data), "file length")
+    return manifest, planes
+
+
+def take(planes, name, digest):
+    dtype, shape, raw = planes.pop(name)
+    check(re.fullmatch("[0-9a-f]{16}", digest) and xxh3(raw) == int(digest, 16), f"checksum of {name}")
+    return dtype, shape, raw
+
+
+CODES = {"U8": "B", "U16": "H", "BF16": "H", "U32": "I", "U64": "Q", "F32": "f"}
+
+
+def numbers(plane):
+    dtype, shape, raw = plane
+    return struct.unpack(f"<{shape[0]}{CODES[dtype]}", raw)
+
+
+# ---- lattice scheme ----
+
+
+class Bits:
+    """The bits of u32 words, most significant bit first."""
+
+    def __init__(self, words):
+        self.value = 0
+        self.total = 32 * len(words)
+        raw = struct.pack(f">{len(words)}I", *words)
+        self.text = bin(int.from_bytes(b"\x01" + raw, "big"))[3:]
+
+    def read(self, at, n):
+        check(at + n <= self.total, "bits beyond the words")
+        return int(self.text[at : at + n] or "0", 2)
+
+
+def unzigzag(z):
+    return (z >> 1) ^ -(z & 1)
+
+
+def unstrip(lattice, s):
+    if lattice == "z":
+        return [unzigzag(s[0])]
+    if lattice == "a2":
+        n_x = unzigzag(s[1])
+        return [2 * unzigzag(s[0]) + (n_x & 1), n_x]
+    if lattice == "d4":
+        v = [unzigzag(z) for z in s]
+        parity = (v[0] + v[1] + v[2]) & 1
+        return [2 * v[0], 2 * v[1], 2 * v[2], 2 * (2 * v[3] + parity)]
+    coset = s[7] & 1
+    v = [unzigzag(z) for z in s[:7]]
+    v.append(2 * unzigzag(s[7] >> 1) + (sum(v) & 1))
+    return [2 * x + coset for x in v]
+
+
+DIMENSION = {"z": 1, "a2": 2, "d4": 4, "e8": 8}
+CLASSES = {"z": [0], "a2": [0, 1], "d4": [0, 0, 0, 1], "e8": [0] * 8}
+AXIS = {"z": [1.0], "a2": [f32(3**0.5), 1.0], "d4": [1.0] * 4, "e8": [1.0] * 8}
+
+n_escapes = 0
+
+
+def rice(bits, at, k):
+    global n_escapes
+    q = 0
+    while q < 24 and bits.read(at + q, 1) == 0:
+        q += 1
+    if q == 24:
+        n_escapes += 1
+        return bits.read(at + 24, 32), at + 56
+    return (q << k) | bits.read(at + q + 1, k), at + q + 1 + k
+
+
+def decode_points(lattice, ks, n, words, lengths, bases):
+    dim = DIMENSION[lattice]
+    n_symbols = -(-n // dim) * dim
+    n_streams = -(-n_symbols // 512)
+    check(len(lengths) == n_streams and len(bases) == -(-n_streams // 64), "table lengths")
+    bits, points, at = Bits(words), [], 0
+    for stream, length in enumerate(lengths):
+        if stream % 64 == 0:
+            base = bases[stream // 64]
+            check(base % 32 == 0 and base >= at, "page base")
+            at = base
+        end, symbols = at + length, []
+        while len(symbols) < min(512, n_symbols - 512 * stream):
+            k = ks[CLASSES[lattice][len(symbols) % dim]]
+            z, at = rice(bits, at, k)
+            check(z < 1 << 26, "symbol")
+            symbols.append(z)
+        check(at == end, "stream length")
+        for i in range(0, len(symbols), dim):
+            points += unstrip(lattice, symbols[i : i + dim])
+    return points[:n]
+
+
+# ---- rotation ----
+
+
+def philox(counter, key):
+    c, (k0, k1) = list(counter), key
+    for _ in range(10):
+        p0, p1 = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
+        c = [(p1 >> 32) ^ c[1] ^ k0, p1 & M32, (p0 >> 32) ^ c[3] ^ k1, p0 & M32]
+        k0, k1 = (k0 + 0x9E3779B9) & M32, (k1 + 0xBB67AE85) & M32
+    return c
+
+
+def signs(seed, width):
+    words = []
+    for block in range(-(-width // 128)):
+        words += philox([block, 0, 0, 0], [seed & M32, seed >> 32])
+    return [-1.0 if words[j // 32] >> (j % 32) & 1 else 1.0 for j in range(width)]
+
+
+def inverse_rht(row, runs, sign):
+    at = 0
+    for tile, count in runs:
+        log2 = tile.bit_length() - 1
+        scale = 0.5 ** (log2 // 2)
+        if log2 % 2 == 1:
+            scale *= f32(0.5**0.5)
+        for _ in range(count):
+            x = row[at : at + tile]
+            stride = 1
+            while stride < tile:
+                for start in range(0, tile, 2 * stride):
+                    for i in range(start, start + stride):
+                        a, b = x[i], x[i + stride]
+                        x[i], x[i + stride] = f32(a + b), f32(a - b)
+                stride *= 2
+            row[at : at + tile] = [f32(v * scale) * sign[at + i] for i, v in enumerate(x)]
+            at += tile
+    check(at == len(row), "tile runs")
+
+
+def decode_values(header, points, plane):
+    rows, cols = header["rows"], header["cols"]
+    scheme = header["scheme"]["lattice"]
+    axis, step = AXIS[scheme["lattice"]], f32(scheme["step"])
+    scales = [bf16(b) for b in plane["scales"]]
+    check(len(scales) == rows, "scales")
+    rotation = header["rotation"]
+    rotated = rotation != "none"
+    if rotated:
+        runs, sign = rotation["rht"]["runs"], signs(rotation["rht"]["seed"], cols)
+    exact = dict(zip(plane.get("exact_rows", ()), range(rows)))
+    out = []
+    for r in range(rows):
+        if r in exact:
+            row = list(plane["exact_values"][exact[r] * cols : (exact[r] + 1) * cols])
+        elif scales[r] == 0.0:
+            row = [0.0] * cols
+        else:
+            factor = f32(scales[r] * step)
+            row = []
+            for i in range(r * cols, (r + 1) * cols):
+                unit = f32(f32(points[i]) * axis[i % len(axis)])
+                row.append(f32(factor * unit))
+            if rotated:
+                inverse_rht(row, runs, sign)
+        out += row
+    return out
+
+
+def main(path):
+    manifest, planes = open_container(path)
+    found = {}
+    for t in manifest["tensors"]:
+        name = escape(t["name"])
+        if "raw" in t["storage"]:
+            raw = t["storage"]["raw"]
+            _, _, content = take(planes, name, raw["xxh3"])
+            found[t["name"]] = {"shape": raw["shape"], "dtype": raw["dtype"], "bytes_xxh3": f"{xxh3(content):016x}"}
+            continue
+        coded = t["storage"]["coded"]
+        header = coded["header"]
+        plane = {p["name"]: numbers(take(planes, f"{name}#{escape(p['name'])}", p["xxh3"])) for p in coded["planes"]}
+        scheme = header["scheme"]["lattice"]
+        n = header["rows"] * header["cols"]
+        ks = scheme["code"]["rice"]["ks"]
+        points = decode_points(scheme["lattice"], ks, n, plane["words"], plane["lengths"], plane["bases"])
+        values = decode_values(header, points, plane)
+        found[t["name"]] = {
+            "shape": [header["rows"], header["cols"]],
+            "points_xxh3": f"{xxh3(struct.pack(f'<{n}i', *points)):016x}",
+            "values_xxh3": f"{xxh3(struct.pack(f'<{n}f', *values)):016x}",
+            "first_points": points[:8],
+            "first_value_bits": [f"{f32_bits(v):08x}" for v in values[:8]],
+        }
+    for b in manifest["blobs"]:
+        _, _, content = take(planes, "@blob/" + escape(b["name"]), b["xxh3"])
+        found["@blob/" + b["name"]] = {"bytes_xxh3": f"{xxh3(content):016x}"}
+    for section in manifest["sections"]:
+        for p in section.get("planes", []):
+            take(planes, f"@section/{escape(section['name'])}#{escape(p['name'])}", p["xxh3"])
+    check(not planes, f"planes that belong to nothing: {sorted(planes)}")
+
+    print(f"{path}: {len(found)} parts, {n_escapes} escapes, every checksum holds")
+    try:
+        recorded = json.load(open(re.sub("\\.gosset$", ".json", path)))
+    except FileNotFoundError:
+        print(json.dumps(found, indent=2, ensure_ascii=False))
+        return
+    for name in sorted(set(found) | set(recorded)):
+        check(found.get(name) == recorded.get(name), f"{name}: found {found.get(name)}, recorded {recorded.get(name)}")
+    print("every point and every value is as recorded")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
