@@ -1,5 +1,8 @@
 //! CPU micro-benchmarks.
+mod codec;
 mod entropy;
 mod lattice;
 mod transform;
-fn main() { divan::main(); }
+fn main() {
+    divan::main();
+}

@@ -17,8 +17,8 @@ use crate::{CodecError, MatrixHeader, Plane, scheme};
 /// Buffers of one decoding thread; their contents before a call do not matter.
 #[derive(Clone)]
 pub struct DecodeScratch {
-    /// Symbols of one stream.
-    pub(crate) symbols: Box<[u32; STREAM_LEN]>,
+    /// Symbols of two streams.
+    pub(crate) symbols: Box<[[u32; STREAM_LEN]; 2]>,
     /// Points of one stream.
     pub(crate) points: Box<[i32; STREAM_LEN]>,
     /// Values of one stream.
@@ -35,7 +35,7 @@ impl DecodeScratch {
     #[doc(hidden)]
     pub fn filled_with(bits: u32) -> Self {
         Self {
-            symbols: Box::new([bits; STREAM_LEN]),
+            symbols: Box::new([[bits; STREAM_LEN]; 2]),
             points: Box::new([bits as i32; STREAM_LEN]),
             values: Box::new([f32::from_bits(bits); STREAM_LEN]),
         }

@@ -1,4 +1,5 @@
 //! Laws of the codec on whole matrices.
+#![allow(clippy::unwrap_used, reason = "helpers of tests, which fail by panicking")]
 
 mod damage;
 mod determinism;

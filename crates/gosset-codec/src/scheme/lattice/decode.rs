@@ -86,58 +86,84 @@ impl<'a> LatticeDecoder<'a> {
 
     /// Decodes the streams that hold values of `range` and calls `visit` after each with the symbols, the place of the
     /// first value and the part of the stream that lies in the range.
+    ///
+    /// Streams are decoded two at a time, since one alone waits for its own bits most of the time.
     fn for_each_stream<const N: usize, L: BitStrip<N>>(
         &self,
         range: Range<usize>,
-        symbols: &mut [u32; STREAM_LEN],
+        buffers: &mut [[u32; STREAM_LEN]; 2],
         mut visit: impl FnMut(&[u32], usize, Range<usize>),
     ) -> Result<(), StreamError> {
         let ks: [u32; N] = std::array::from_fn(|i| self.ks[L::SYMBOL_CLASS[i]]);
-        let mut start_bit = 0;
-        let streams = range.start / STREAM_LEN..range.end.div_ceil(STREAM_LEN);
-        for stream in streams.clone() {
-            let in_page = stream % STREAMS_PER_PAGE;
-            if in_page == 0 || stream == streams.start {
-                let before = &self.lengths[stream - in_page..stream];
-                let offset: u64 = before.iter().map(|&length| u64::from(length)).sum();
-                start_bit = self.bases[stream / STREAMS_PER_PAGE] + offset;
-            }
-            let len_bits = u64::from(self.lengths[stream]);
-            let first = stream * STREAM_LEN;
-            let symbols = &mut symbols[..(self.n_symbols - first).min(STREAM_LEN)];
-            let failed = |bit, what| StreamError { first, stream, bit, what };
-            rice::decode(&self.words, start_bit, len_bits, &ks, symbols).map_err(|error| match error {
-                EntropyError::LengthMismatch { expected, consumed, .. } => {
-                    failed(consumed.min(expected), format!("symbols end after {consumed} bits, expected {expected}"))
+        let (mut stream, end) = (range.start / STREAM_LEN, range.end.div_ceil(STREAM_LEN));
+        if range.is_empty() {
+            return Ok(());
+        }
+        let mut next_bit = self.start_bit(stream);
+        while stream < end {
+            let n_lanes = if stream + 2 <= end && (stream + 2) * STREAM_LEN <= self.n_symbols { 2 } else { 1 };
+            let mut spans = [(0, 0); 2];
+            for (lane, span) in spans[..n_lanes].iter_mut().enumerate() {
+                if (stream + lane).is_multiple_of(STREAMS_PER_PAGE) {
+                    next_bit = self.bases[(stream + lane) / STREAMS_PER_PAGE];
                 }
-                other => failed(0, other.to_string()),
-            })?;
-            if symbols.iter().fold(0, |bits, z| bits | z) >> SYMBOL_BITS != 0 {
-                return Err(oversized(symbols, &ks, failed));
+                *span = (next_bit, u64::from(self.lengths[stream + lane]));
+                next_bit += span.1;
             }
-            start_bit += len_bits;
-            let part = range.start.saturating_sub(first)..(range.end - first).min(symbols.len());
-            visit(symbols, first, part);
+            let [a, b] = &mut *buffers;
+            // A pair that fails is decoded again one by one, to tell which of the two it was.
+            let decoded = n_lanes == 2 && rice::decode_pair(&self.words, spans, &ks, [a, b]).is_ok();
+            for (lane, symbols) in buffers[..n_lanes].iter_mut().enumerate() {
+                let first = (stream + lane) * STREAM_LEN;
+                let symbols = &mut symbols[..(self.n_symbols - first).min(STREAM_LEN)];
+                if !decoded {
+                    self.decode_stream(stream + lane, spans[lane], &ks, symbols)?;
+                }
+                if symbols.iter().fold(0, |bits, z| bits | z) >> SYMBOL_BITS != 0 {
+                    return Err(oversized(stream + lane, symbols, &ks));
+                }
+                let part = range.start.saturating_sub(first)..(range.end - first).min(symbols.len());
+                visit(symbols, first, part);
+            }
+            stream += n_lanes;
         }
         Ok(())
     }
+
+    /// First bit of a stream.
+    fn start_bit(&self, stream: usize) -> u64 {
+        let page = stream / STREAMS_PER_PAGE;
+        let before = &self.lengths[page * STREAMS_PER_PAGE..stream];
+        self.bases[page] + before.iter().map(|&length| u64::from(length)).sum::<u64>()
+    }
+
+    /// Decodes one stream that lies at `span`, a first bit and a length.
+    fn decode_stream<const N: usize>(
+        &self,
+        stream: usize,
+        span: (u64, u64),
+        ks: &[u32; N],
+        symbols: &mut [u32],
+    ) -> Result<(), StreamError> {
+        rice::decode(&self.words, span.0, span.1, ks, symbols).map_err(|error| {
+            let (bit, what) = match error {
+                EntropyError::LengthMismatch { expected, consumed, .. } => {
+                    (consumed.min(expected), format!("symbols end after {consumed} bits, expected {expected}"))
+                }
+                other => (0, other.to_string()),
+            };
+            StreamError { first: stream * STREAM_LEN, stream, bit, what }
+        })
+    }
 }
 
-/// The error about the first symbol that is too large.
+/// The error about the first symbol of a stream that is too large.
 #[cold]
-fn oversized<const N: usize>(
-    symbols: &[u32],
-    ks: &[u32; N],
-    failed: impl Fn(u64, String) -> StreamError,
-) -> StreamError {
-    let mut bit = 0;
-    for (i, &z) in symbols.iter().enumerate() {
-        if z >> SYMBOL_BITS != 0 {
-            return failed(bit, format!("symbol is {z}, expected less than 2^{SYMBOL_BITS}"));
-        }
-        bit += u64::from(rice::len_bits(z, ks[i % N]));
-    }
-    failed(bit, "symbol is too large".to_owned())
+fn oversized<const N: usize>(stream: usize, symbols: &[u32], ks: &[u32; N]) -> StreamError {
+    let at = symbols.iter().position(|z| z >> SYMBOL_BITS != 0).unwrap_or(0);
+    let bit = symbols[..at].iter().enumerate().map(|(i, &z)| u64::from(rice::len_bits(z, ks[i % N]))).sum();
+    let what = format!("symbol is {}, expected less than 2^{SYMBOL_BITS}", symbols[at]);
+    StreamError { first: stream * STREAM_LEN, stream, bit, what }
 }
 
 /// Decoding of embedded points, to be dispatched on the lattice.

@@ -17,8 +17,10 @@ const MIN_SAMPLE: usize = 1 << 17;
 const MIN_SAMPLE_FRACTION: usize = 16;
 /// Corrections of the sample's rate by that of the whole before the whole is searched itself.
 const MAX_CORRECTIONS: usize = 4;
-/// Steps of a search; a bracket is halved at least at every third.
+/// Steps of a search.
 const MAX_STEPS: usize = 60;
+/// A bracket of alphas relatively narrower than this is not searched further: the rate jumps inside it.
+const MIN_BRACKET: f32 = 1e-5;
 
 /// Alpha at which `units` take `asked` bits per value, those already spent included, and the statistics of all symbols at that alpha.
 ///
@@ -49,8 +51,12 @@ pub(super) fn find_alpha(lattice: LatticeKind, code: CodeKind, asked: f64, units
                 return (alpha, stats);
             }
             keep_nearer(&mut best, bps, (alpha, stats, found));
-            asked_of_sample = sample_bps + (bps - found);
             start = alpha;
+            if (sample_bps - asked_of_sample).abs() > TOLERANCE_BPS {
+                // Values on few levels, whose rate jumps: the whole may have finer steps.
+                break;
+            }
+            asked_of_sample = sample_bps + (bps - found);
         }
     }
     keep_nearer(&mut best, bps, search(&whole, &curve, bps, start, limit, TOLERANCE_BPS));
@@ -123,11 +129,10 @@ fn search(counter: &Counter<'_>, curve: &Curve, bps: f64, start: f32, limit: f32
         } else {
             low + 0.5 * (high - low)
         };
-        previous_error = error;
-        if next == alpha || next <= low && low == alpha || next >= high && high == alpha {
+        if next == alpha || high - low <= MIN_BRACKET * high {
             break;
         }
-        alpha = next;
+        (alpha, previous_error) = (next, error);
     }
     best.expect("at least one alpha was tried")
 }
