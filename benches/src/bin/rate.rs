@@ -72,8 +72,8 @@ fn main() -> Result<()> {
 
 fn calibrate(n: usize) -> Result<()> {
     println!(
-        "//! Rate curves of the lattices under the Rice code, on 2^{} Gaussian values: rows of alpha, payload in bits per value and\n\
-         //! signal-to-noise ratio in decibels. Made by `cargo run --release -p gosset-benches --bin rate -- calibrate`.\n\
+        "//! Rate curves of the lattices under the Rice code, on 2^{} Gaussian values: rows of alpha, payload in bits per value\n\
+         //! and signal-to-noise ratio in decibels. Made by `cargo run --release -p gosset-benches --bin rate -- calibrate`.\n\
          #![allow(clippy::approx_constant, reason = \"powers of two in octaves are no misspelt constants\")]",
         n.ilog2()
     );
@@ -232,7 +232,8 @@ fn speed_row(text: &str, weights: &[f32], rows: usize, cols: usize, runs: usize)
 type DecodeRows<'a> =
     fn(&Decoder<'a>, std::ops::Range<usize>, &mut [f32], &mut DecodeScratch) -> Result<(), gosset_codec::CodecError>;
 
-/// Decodes all rows in blocks of about 16, as the runtime does, into one block-sized part of the output after the other.
+/// Decodes all rows in blocks of about 16, as the runtime does, into one block-sized part of the output after the
+/// other.
 fn in_blocks<'a>(
     decoder: &Decoder<'a>,
     out: &mut [f32],

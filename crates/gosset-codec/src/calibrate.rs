@@ -1,9 +1,9 @@
 //! Simulation of the codecs on Gaussian data: where the stored rate curves come from.
 //!
-//! After rotation, weights are close to Gaussian, so one curve per lattice and code tells which alpha a rate takes before
-//! any matrix is seen. [`curve`] makes it, [`table_source`] writes it down; the results are committed, and encoding only reads
-//! those. (The logarithms here may differ in the last bit between machines, which is why nothing here runs while a matrix
-//! is encoded.)
+//! After rotation, weights are close to Gaussian, so one curve per lattice and code tells which alpha a rate takes
+//! before any matrix is seen. [`curve`] makes it, [`table_source`] writes it down; the results are committed, and
+//! encoding only reads those. (The logarithms here may differ in the last bit between machines, which is why nothing
+//! here runs while a matrix is encoded.)
 
 use std::fmt::Write;
 
@@ -81,8 +81,8 @@ pub fn simulate(lattice: LatticeKind, code: CodeKind, alpha: f64, values: &[f32]
     Simulation { alpha, payload_bps, ks: stats.best_ks(), snr_db, entropy_bps }
 }
 
-/// The rate curve of a codec on `values`, from 1.02 to 11 bits per value: 8 points per doubling of alpha, and more where a
-/// straight line between two of them would be off by more than 0.001 bits (where the best parameters change).
+/// The rate curve of a codec on `values`, from 1.02 to 11 bits per value: 8 points per doubling of alpha, and more
+/// where a straight line between two of them would be off by more than 0.001 bits (where the best parameters change).
 ///
 /// # Panics
 /// If the number of values is no positive multiple of 8.

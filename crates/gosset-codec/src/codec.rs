@@ -58,8 +58,8 @@ impl Codec {
     ///
     /// # Errors
     /// [`CodecError::Shape`]; [`CodecError::NonFinite`] with the place of the first NaN or infinity;
-    /// [`CodecError::Rotation`] for a width that has no tile plan; [`CodecError::Magnitude`] for a fixed alpha at which a
-    /// value leaves the range of the lattice.
+    /// [`CodecError::Rotation`] for a width that has no tile plan; [`CodecError::Magnitude`] for a fixed alpha at which
+    /// a value leaves the range of the lattice.
     pub fn encode_owned(&self, mut data: Vec<f32>, rows: usize, cols: usize) -> Result<EncodedMatrix, CodecError> {
         check_shape(data.len(), rows, cols)?;
         check_finite(&data, cols)?;

@@ -70,8 +70,8 @@ pub struct Decoder<'a> {
 impl<'a> Decoder<'a> {
     /// A decoder of untrusted planes under an untrusted header.
     ///
-    /// Everything that decoding relies on is checked here, in time linear in the number of streams and rows; borrowed planes are not
-    /// copied. Values of scales are not judged: a NaN there gives NaN rows.
+    /// Everything that decoding relies on is checked here, in time linear in the number of streams and rows; borrowed
+    /// planes are not copied. Values of scales are not judged: a NaN there gives NaN rows.
     ///
     /// # Errors
     /// [`CodecError::Header`], [`CodecError::Rotation`], the errors about planes, [`CodecError::ExactRows`] and
@@ -108,8 +108,8 @@ impl<'a> Decoder<'a> {
         self.rht.as_ref()
     }
 
-    /// Smallest number of rows of which every multiple starts a stream, so that blocks of so many rows are decoded without
-    /// decoding any stream twice; at most [`Decoder::rows`].
+    /// Smallest number of rows of which every multiple starts a stream, so that blocks of so many rows are decoded
+    /// without decoding any stream twice; at most [`Decoder::rows`].
     pub fn row_block(&self) -> usize {
         let block = self.scheme.block_len();
         (block / gcd(block, self.cols)).min(self.rows)
@@ -128,8 +128,8 @@ impl<'a> Decoder<'a> {
     /// Writes the given rows to `out`, row-major, in the original basis.
     ///
     /// # Errors
-    /// [`CodecError::RowRange`], [`CodecError::OutputLength`], and [`CodecError::Stream`] for damaged streams, after which
-    /// `out` holds meaningless values.
+    /// [`CodecError::RowRange`], [`CodecError::OutputLength`], and [`CodecError::Stream`] for damaged streams, after
+    /// which `out` holds meaningless values.
     pub fn decode_rows(
         &self,
         rows: Range<usize>,

@@ -33,7 +33,8 @@ impl EncodedMatrix {
 
 /// Bits by cause of the planes of a matrix.
 ///
-/// Payload: codewords and exactly stored rows; lengths: stream lengths and page bases; header: padding of pages to whole words.
+/// Payload: codewords and exactly stored rows; lengths: stream lengths and page bases; header: padding of pages to
+/// whole words.
 pub(crate) fn plane_rate(header: &MatrixHeader, planes: &[Plane<'_>]) -> Rate {
     let planes = PlaneSet::new(planes);
     let mut rate = scheme::rate(&header.scheme, &planes);

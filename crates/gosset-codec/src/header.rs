@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{CodecError, LatticeName};
 
-/// Everything that a decoder needs besides the planes. Nothing here is trusted before [`Decoder::new`](crate::Decoder::new)
-/// has checked it.
+/// Everything that a decoder needs besides the planes. Nothing here is trusted before
+/// [`Decoder::new`](crate::Decoder::new) has checked it.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub struct MatrixHeader {
     /// Number of rows.

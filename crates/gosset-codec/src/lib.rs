@@ -10,8 +10,8 @@
 //!
 //! [`CodecSpec`] is plain data; [`CodecSpec::check`] makes it a [`Codec`], whose [`encode`](Codec::encode) gives an
 //! [`EncodedMatrix`]: a [`MatrixHeader`] with the decode recipe and [`Plane`]s with the bits. A [`Decoder`] takes both
-//! from anywhere, checks them once, and gives back rows in the original basis, rows in the rotated frame (a product with an activation
-//! that was rotated once needs no other), or the exact integer points.
+//! from anywhere, checks them once, and gives back rows in the original basis, rows in the rotated frame (a product
+//! with an activation that was rotated once needs no other), or the exact integer points.
 //!
 //! ```
 //! use gosset_codec::{CodecSpec, DecodeScratch, MatRef, calibrate};
@@ -32,22 +32,24 @@
 //! # Ok::<(), gosset_codec::CodecError>(())
 //! ```
 //!
-//! **Formulas.** With R the rotation and r the RMS of a rotated row w rounded to bf16, the points are y = Q(alpha · R w / r), and the decoder
-//! gives (r · step) · y in the rotated frame, step = 1/alpha, coordinates of A2 in their real embedding. Sources: HyperQuant
-//! (arXiv 2606.23406) for the scheme; the stream layout is [`gosset_entropy::stream`].
+//! **Formulas.** With R the rotation and r the RMS of a rotated row w rounded to bf16, the points are y = Q(alpha · R w
+//! / r), and the decoder gives (r · step) · y in the rotated frame, step = 1/alpha, coordinates of A2 in their real
+//! embedding. Sources: HyperQuant (arXiv 2606.23406) for the scheme; the stream layout is [`gosset_entropy::stream`].
 //!
-//! **Rates** count every byte of the planes: see [`EncodedMatrix::rate`]. Rice codes need more than one bit per symbol, so each codec has a
-//! floor, named by [`codecs`] and by the refusal of what lies below.
+//! **Rates** count every byte of the planes: see [`EncodedMatrix::rate`]. Rice codes need more than one bit per symbol,
+//! so each codec has a floor, named by [`codecs`] and by the refusal of what lies below.
 //!
-//! **Exactness.** The bytes depend on the values and the specification only: on no thread count, instruction set or platform. Nothing is
-//! clamped: a value of any size within [`f32`] survives, large symbols by the escape of the code, rows too small or too large
-//! for a scale by being stored as they are. NaN and infinities are refused with their place.
+//! **Exactness.** The bytes depend on the values and the specification only: on no thread count, instruction set or
+//! platform. Nothing is clamped: a value of any size within [`f32`] survives, large symbols by the escape of the code,
+//! rows too small or too large for a scale by being stored as they are. NaN and infinities are refused with their
+//! place.
 //!
-//! **Seams.** A scheme (lattice, later trellis) is one variant of [`SchemeSpec`] and [`SchemeHeader`], an entropy code one of [`CodeKind`] and
-//! [`CodeHeader`]; callers see none of it. The lattice is matched once per call, everything below is generic over it.
+//! **Seams.** A scheme (lattice, later trellis) is one variant of [`SchemeSpec`] and [`SchemeHeader`], an entropy code
+//! one of [`CodeKind`] and [`CodeHeader`]; callers see none of it. The lattice is matched once per call, everything
+//! below is generic over it.
 //!
-//! With the `rayon` feature (default) encoding uses the current thread pool; decoding never starts threads, callers split
-//! rows by [`Decoder::row_block`].
+//! With the `rayon` feature (default) encoding uses the current thread pool; decoding never starts threads, callers
+//! split rows by [`Decoder::row_block`].
 #![forbid(unsafe_code)]
 
 pub mod calibrate;

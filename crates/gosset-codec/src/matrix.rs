@@ -22,7 +22,8 @@ impl<'a> MatRef<'a> {
     /// The matrix whose rows are the consecutive runs of `cols` values of `data`.
     ///
     /// # Errors
-    /// [`CodecError::Shape`] unless `rows` and `cols` are at least 1, `rows` is below 2^32 and `data` holds `rows * cols` values.
+    /// [`CodecError::Shape`] unless `rows` and `cols` are at least 1, `rows` is below 2^32 and `data` holds `rows *
+    /// cols` values.
     pub fn new(data: &'a [f32], rows: usize, cols: usize) -> Result<Self, CodecError> {
         check_shape(data.len(), rows, cols)?;
         Ok(Self { data, rows, cols })

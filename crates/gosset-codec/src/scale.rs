@@ -5,7 +5,8 @@ use half::bf16;
 
 use crate::parallel;
 
-/// Scales below this are not used. They are far from subnormal, so that a scale times the smallest step is a normal number.
+/// Scales below this are not used. They are far from subnormal, so that a scale times the smallest step is a normal
+/// number.
 const MIN_SCALE: f32 = f32::from_bits((127 - 100) << 23);
 /// Scales above this are not used, so that a scale times the largest point divided by the smallest alpha is finite.
 const MAX_SCALE: f32 = f32::from_bits((127 + 100) << 23);
@@ -30,9 +31,9 @@ pub(crate) struct RowScales {
 
 /// Rotates the rows of `data` in place, divides each by its scale and returns the scales.
 ///
-/// The scale of a row is its RMS after rotation, rounded to bf16. A row whose scale is not in 2^-100..=2^100 (or that leaves
-/// the range of f32 in the rotation) is set aside in its original basis and zeroed here. The first row of `data` is row 0; all
-/// values are finite; `data` holds whole rows of `cols` values, at most 2^32 − 1 of them.
+/// The scale of a row is its RMS after rotation, rounded to bf16. A row whose scale is not in 2^-100..=2^100 (or that
+/// leaves the range of f32 in the rotation) is set aside in its original basis and zeroed here. The first row of `data`
+/// is row 0; all values are finite; `data` holds whole rows of `cols` values, at most 2^32 − 1 of them.
 pub(crate) fn normalize_rows(data: &mut [f32], cols: usize, rht: Option<&Rht>) -> RowScales {
     let rows_per_task = (TASK_VALUES / cols).max(1);
     let tasks = parallel::map_chunks_mut(data, rows_per_task * cols, |task_idx, chunk| {

@@ -126,8 +126,8 @@ pub struct CodecInfo {
 }
 
 const fn lattice_rice(name: &'static str, about: &'static str, lattice: LatticeKind) -> CodecInfo {
-    // A Rice codeword has at least one bit, so 1 is approached by zeros only. A twentieth of a bit above it Gaussian data
-    // still carry something.
+    // A Rice codeword has at least one bit, so 1 is approached by zeros only. A twentieth of a bit above it Gaussian
+    // data still carry something.
     let scheme = SchemeSpec::Lattice { lattice: LatticeName(lattice), code: CodeKind::Rice };
     CodecInfo { name, about, min_bps: 1.05, max_bps: 10.0, scheme }
 }

@@ -1,9 +1,9 @@
 //! Schemes: how rows of unit RMS become planes, and back.
 //!
-//! A scheme sees one flat sequence of numbers of unit RMS per row and knows neither rows nor rotation; what surrounds it
-//! (rotation, row scales, exactly stored rows) is the same for all. A new scheme is one more variant of [`SchemeSpec`],
-//! [`SchemeHeader`] and [`SchemeDecoder`] and one more module here; a new entropy code is one more variant of
-//! [`CodeKind`](crate::CodeKind) and [`CodeHeader`](crate::CodeHeader) inside [`lattice`].
+//! A scheme sees one flat sequence of numbers of unit RMS per row and knows neither rows nor rotation; what surrounds
+//! it (rotation, row scales, exactly stored rows) is the same for all. A new scheme is one more variant of
+//! [`SchemeSpec`], [`SchemeHeader`] and [`SchemeDecoder`] and one more module here; a new entropy code is one more
+//! variant of [`CodeKind`](crate::CodeKind) and [`CodeHeader`](crate::CodeHeader) inside [`lattice`].
 
 use std::ops::Range;
 
@@ -90,7 +90,8 @@ impl<'a> SchemeDecoder<'a> {
         }
     }
 
-    /// Hands the values of `range`, in steps, to `sink`, in order and in runs, each with the position of its first value.
+    /// Hands the values of `range`, in steps, to `sink`, in order and in runs, each with the position of its first
+    /// value.
     pub(crate) fn decode_units(
         &self,
         range: Range<usize>,

@@ -13,8 +13,8 @@ fn laplace(n: usize, seed: u64) -> Vec<f32> {
         .collect()
 }
 
-/// Distortion of Gaussian data at these rates lies above the rate-distortion bound 2^(−2R) by the loss of the lattice (1.53 dB
-/// at most at high rate) and of the code: most for A2 at 2 bits, where the fact sheet has 7.73 dB of 12.04.
+/// Distortion of Gaussian data at these rates lies above the rate-distortion bound 2^(−2R) by the loss of the lattice
+/// (1.53 dB at most at high rate) and of the code: most for A2 at 2 bits, where the fact sheet has 7.73 dB of 12.04.
 const SLACK_DB: f64 = 4.5;
 
 #[test]

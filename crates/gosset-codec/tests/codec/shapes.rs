@@ -90,8 +90,8 @@ proptest! {
         let encoded = encode(&at_alpha("z-rice", 1.0), &vec![1.0; rows * cols], rows, cols);
         let block = encoded.decoder().unwrap().row_block();
         prop_assert!(block >= 1 && block <= rows);
-        prop_assert!(block == rows || block * cols % 512 == 0);
-        prop_assert!((1..block).all(|smaller| smaller * cols % 512 != 0));
+        prop_assert!(block == rows || (block * cols).is_multiple_of(512));
+        prop_assert!((1..block).all(|smaller| !(smaller * cols).is_multiple_of(512)));
     }
 
     /// The rotated frame keeps products: (R x)·(R w) = x·w.

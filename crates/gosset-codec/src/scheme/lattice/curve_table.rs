@@ -1,5 +1,5 @@
-//! Rate curves of the lattices under the Rice code, on 2^22 Gaussian values: rows of alpha, payload in bits per value and
-//! signal-to-noise ratio in decibels. Made by `cargo run --release -p gosset-benches --bin rate -- calibrate`.
+//! Rate curves of the lattices under the Rice code, on 2^22 Gaussian values: rows of alpha, payload in bits per value
+//! and signal-to-noise ratio in decibels. Made by `cargo run --release -p gosset-benches --bin rate -- calibrate`.
 #![allow(clippy::approx_constant, reason = "powers of two in octaves are no misspelt constants")]
 
 pub(super) static Z_RICE: [[f64; 3]; 125] = [

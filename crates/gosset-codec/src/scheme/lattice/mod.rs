@@ -1,7 +1,7 @@
 //! The lattice scheme: nearest points of alpha times the values, stripped to symbols, under an entropy code.
 //!
-//! The sequence is cut into blocks of the lattice's dimension N and streams of 512 symbols, which every N divides; the last
-//! block is padded with zeros. One match on the lattice per call leads to code that is generic over it.
+//! The sequence is cut into blocks of the lattice's dimension N and streams of 512 symbols, which every N divides; the
+//! last block is padded with zeros. One match on the lattice per call leads to code that is generic over it.
 
 mod curve;
 mod curve_table;

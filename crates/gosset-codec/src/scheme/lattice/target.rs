@@ -22,10 +22,12 @@ const MAX_STEPS: usize = 60;
 /// A bracket of alphas relatively narrower than this is not searched further: the rate jumps inside it.
 const MIN_BRACKET: f32 = 1e-5;
 
-/// Alpha at which `units` take `asked` bits per value, those already spent included, and the statistics of all symbols at that alpha.
+/// Alpha at which `units` take `asked` bits per value, those already spent included, and the statistics of all symbols
+/// at that alpha.
 ///
-/// First guess: the stored curve of Gaussian data. Then a search on a sample of the streams; the whole is counted at what it finds,
-/// and the difference between the sample's rate and that of the whole corrects what the sample is asked for.
+/// First guess: the stored curve of Gaussian data. Then a search on a sample of the streams; the whole is counted at
+/// what it finds, and the difference between the sample's rate and that of the whole corrects what the sample is asked
+/// for.
 pub(super) fn find_alpha(lattice: LatticeKind, code: CodeKind, asked: f64, units: &Units<'_>) -> (f32, SymbolStats) {
     let n = units.values.len();
     // Exactly stored rows may take half of the budget; beyond that the others are not made worse for them.
@@ -90,8 +92,8 @@ impl Counter<'_> {
         count_symbols(self.lattice, self.units.values, alpha, self.stride)
     }
 
-    /// Bits per symbol. The padding of the last block counts as symbols, which is next to nothing in a matrix of useful size and
-    /// keeps those of a few values from having to pay for it.
+    /// Bits per symbol. The padding of the last block counts as symbols, which is next to nothing in a matrix of useful
+    /// size and keeps those of a few values from having to pay for it.
     fn bps(&self, stats: &SymbolStats) -> f64 {
         stats.bits() as f64 / stats.n() as f64
     }
