@@ -37,8 +37,6 @@ pub struct ModelConfig {
     pub rope_theta: f64,
     /// Stretching of the rotary frequencies.
     pub rope_scaling: RopeScaling,
-    /// `tie_word_embeddings`; the architecture's default if absent.
-    pub tie_word_embeddings: bool,
     /// Whether q, k, v and o projections have a bias beyond what the architecture always has (`attention_bias`).
     pub attention_bias: bool,
     /// Whether the feed-forward projections have a bias (`mlp_bias`).
@@ -55,15 +53,14 @@ impl ModelConfig {
     /// Fails with [`RuntimeError::Config`] naming the field, what was expected and what was found, and with
     /// [`RuntimeError::UnsupportedArchitecture`].
     pub fn from_json(bytes: &[u8]) -> Result<Self, RuntimeError> {
-        let value: Value =
-            serde_json::from_slice(bytes).map_err(|e| RuntimeError::config("(whole file)", "JSON", e))?;
-        let Value::Object(map) = value else {
-            return Err(RuntimeError::config("(whole file)", "a JSON object", kind(&value)));
-        };
-        Self::from_map(&map)
+        Self::from_value(&parse_config(bytes)?)
     }
 
-    fn from_map(map: &Map<String, Value>) -> Result<Self, RuntimeError> {
+    /// [`from_json`](Self::from_json) after parsing.
+    pub(crate) fn from_value(config: &Value) -> Result<Self, RuntimeError> {
+        let Value::Object(map) = config else {
+            return Err(RuntimeError::config("(whole file)", "a JSON object", kind(config)));
+        };
         let architecture = architecture(map)?;
         let field = |name| Field { map, name };
         let hidden_size = field("hidden_size").count()?;
@@ -128,7 +125,6 @@ impl ModelConfig {
                     Some(other) => return Err(RuntimeError::config("rope_scaling", "an object", kind(other))),
                 },
             },
-            tie_word_embeddings: field("tie_word_embeddings").bool(false)?,
             attention_bias: field("attention_bias").bool(false)?,
             mlp_bias: field("mlp_bias").bool(false)?,
             bos_token_id: field("bos_token_id").ids()?.first().copied(),
@@ -145,6 +141,11 @@ impl ModelConfig {
     pub(crate) fn kv_dim(&self) -> usize {
         self.n_kv_heads * self.head_dim
     }
+}
+
+/// The JSON of a `config.json`.
+pub(crate) fn parse_config(bytes: &[u8]) -> Result<Value, RuntimeError> {
+    serde_json::from_slice(bytes).map_err(|e| RuntimeError::config("(whole file)", "JSON", e))
 }
 
 /// Reads `eos_token_id` (one number or a list) out of a `generation_config.json`; empty if there is none.
@@ -310,7 +311,7 @@ mod tests {
     fn defaults_fill_what_is_absent() {
         let config = with(json!({})).unwrap();
         assert_eq!((config.head_dim, config.n_kv_heads, config.rope_theta), (16, 2, 10_000.0));
-        assert_eq!((config.tie_word_embeddings, config.eos_token_ids.len()), (false, 0));
+        assert!(config.eos_token_ids.is_empty());
         assert_eq!(with(json!({"head_dim": 32, "num_key_value_heads": null})).unwrap().q_dim(), 128);
         assert_eq!(with(json!({"eos_token_id": 5})).unwrap().eos_token_ids, [5]);
         assert_eq!(with(json!({"eos_token_id": [5, 7]})).unwrap().eos_token_ids, [5, 7]);

@@ -69,7 +69,7 @@ pub enum RuntimeError {
         detail: String,
     },
     /// The two settings about sharing the embedding and the output head contradict the tensors.
-    #[error("tied output head: {0}")]
+    #[error("{0}")]
     Tie(String),
     /// A computed number is not finite.
     #[error("non-finite value at position {position}: first seen in {layer}")]

@@ -7,13 +7,13 @@ use candle_core::Tensor;
 use gosset_container::{Container, ContainerKind};
 use gosset_quantize::ModelSource;
 
-use crate::config::{ModelConfig, generation_eos_ids};
+use crate::config::{ModelConfig, generation_eos_ids, parse_config};
 use crate::error::RuntimeError;
 use crate::kv_cache::KvCache;
 use crate::models::Decoder;
 use crate::tensor::f32_slice;
 use crate::text::Tokenizer;
-use crate::weights::{ContainerWeights, SourceWeights, Weights, check, resolve_tie};
+use crate::weights::{ContainerWeights, SourceWeights, Weights, check, tie};
 
 /// Positions whose logits exist at the same time while scoring: memory does not grow with window times vocabulary.
 pub const LOGIT_SLICE: usize = 128;
@@ -70,8 +70,8 @@ impl LanguageModel {
         if container.manifest().kind != ContainerKind::Model {
             return Err(missing("this container holds tensors only; running needs a model"));
         }
-        // The quantizer records what it decided about the head; asking again would need the tensors it left out.
-        let tie = options.tie.or_else(|| container.manifest().recipe.get("tie")?.as_bool());
+        // What was forced while quantizing holds for the file.
+        let tie = options.tie.or_else(|| container.manifest().recipe.get("options")?.get("tie")?.as_bool());
         let blob = |name: &str| container.blob(name).map_err(RuntimeError::from);
         let weights = ContainerWeights::new(Arc::clone(&container));
         Self::load(&weights, &blob, || missing("config.json was left out"), tie, container.file_bytes())
@@ -81,11 +81,12 @@ impl LanguageModel {
         weights: &dyn Weights,
         blob: &dyn Fn(&str) -> Result<Option<&'a [u8]>, RuntimeError>,
         missing_config: impl FnOnce() -> RuntimeError,
-        tie: Option<bool>,
+        force_tie: Option<bool>,
         mapped_bytes: u64,
     ) -> Result<Self, RuntimeError> {
-        let config = ModelConfig::from_json(blob("config.json")?.ok_or_else(missing_config)?)?;
-        let (tied, warning) = resolve_tie(&config, weights, tie)?;
+        let json = parse_config(blob("config.json")?.ok_or_else(missing_config)?)?;
+        let config = ModelConfig::from_value(&json)?;
+        let (tied, warning) = tie(&json, weights, force_tie)?;
         check(&config, weights, tied)?;
         let tokenizer = blob("tokenizer.json")?.map(Tokenizer::from_bytes).transpose()?;
         let mut stop_ids = config.eos_token_ids.clone();

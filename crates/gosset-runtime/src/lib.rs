@@ -15,6 +15,8 @@ mod row_blocks;
 mod sampler;
 pub mod source;
 mod tensor;
+#[cfg(test)]
+mod tests;
 pub mod text;
 mod weights;
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use gosset_codec::DecodeScratch;
 use gosset_container::Container;
-use gosset_quantize::ModelSource;
+use gosset_quantize::{ModelSource, QuantizeError, SourceError, resolve_tie};
 
 use crate::config::ModelConfig;
 use crate::error::RuntimeError;
@@ -140,26 +140,21 @@ impl Weights for ContainerWeights {
     }
 }
 
-/// Whether the output head is the embedding table (case C01), and a warning if the files leave a doubt.
+/// Whether the output head is the embedding table, and a warning if the files leave a doubt.
 ///
-/// The configuration's flag decides; `force` overrides it. Without a stored head and without the flag the model is refused:
-/// its head may have been lost.
-pub(crate) fn resolve_tie(
-    config: &ModelConfig,
+/// The rules are those of [`gosset_quantize::resolve_tie`]; a contradiction is [`RuntimeError::Tie`].
+pub(crate) fn tie(
+    config: &serde_json::Value,
     weights: &dyn Weights,
     force: Option<bool>,
 ) -> Result<(bool, Option<String>), RuntimeError> {
-    let has_head = weights.shape(HEAD).is_some();
-    let tied = force.unwrap_or(config.tie_word_embeddings);
-    match (tied, has_head) {
-        (true, true) if weights.shape(EMBEDDING) != weights.shape(HEAD) || !weights.equal(EMBEDDING, HEAD)? => Ok((
-            true,
-            Some(format!("{HEAD} differs from {EMBEDDING}, but the output head is tied: the stored head is not used")),
-        )),
-        (true, _) => Ok((true, None)),
-        (false, true) => Ok((false, None)),
-        (false, false) => Err(RuntimeError::Tie(format!(
-            "expected {HEAD} because tie_word_embeddings is false, found none; ask for a tied head if that is meant"
-        ))),
-    }
+    let equal = || match weights.shape(EMBEDDING).is_some() {
+        true => weights.equal(EMBEDDING, HEAD).map_err(SourceError::other),
+        false => Ok(false),
+    };
+    let decision = resolve_tie(Some(config), weights.shape(HEAD).is_some(), equal, force).map_err(|e| match e {
+        QuantizeError::Source(e) => RuntimeError::Source(e),
+        other => RuntimeError::Tie(other.to_string()),
+    })?;
+    Ok((decision.is_tied(), decision.warning().map(str::to_owned)))
 }

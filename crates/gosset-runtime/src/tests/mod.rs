@@ -1,0 +1,154 @@
+//! Laws of whole models, on seeded tiny ones.
+
+mod container;
+mod forward;
+mod generation;
+mod reference;
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::ops::Range;
+
+use gosset_quantize::{ModelSource, SourceError, SourceInfo, TensorInfo};
+use serde_json::{Value, json};
+
+use crate::source::fixture::TinyModel;
+use reference::Reference;
+
+/// A checkpoint in memory, all f32, that tests change at will.
+pub(super) struct MemorySource {
+    info: SourceInfo,
+    tensors: Vec<TensorInfo>,
+    data: Vec<Vec<f32>>,
+    blobs: Vec<(&'static str, Vec<u8>)>,
+}
+
+impl MemorySource {
+    /// The tensors, configuration and tokenizer of `tiny`, in values that BF16 holds.
+    pub(super) fn new(tiny: &TinyModel) -> Self {
+        let mut source = Self {
+            info: SourceInfo {
+                kind: "memory".into(),
+                name: "tiny".into(),
+                architecture: Some("LlamaForCausalLM".into()),
+                files: Vec::new(),
+                total_bytes: 0,
+                fingerprint: String::new(),
+            },
+            tensors: Vec::new(),
+            data: Vec::new(),
+            blobs: vec![
+                ("config.json", tiny.config().to_string().into_bytes()),
+                ("tokenizer.json", tiny.tokenizer().to_string().into_bytes()),
+            ],
+        };
+        for t in tiny.tensors("BF16").unwrap() {
+            source.add(&t.name, &t.shape, t.data);
+        }
+        source
+    }
+
+    pub(super) fn add(&mut self, name: &str, shape: &[usize], data: Vec<f32>) {
+        assert_eq!(shape.iter().product::<usize>(), data.len(), "{name}");
+        let n_bytes = data.len() as u64 * 4;
+        self.tensors.push(TensorInfo { name: name.into(), shape: shape.to_vec(), dtype: "F32".into(), n_bytes });
+        self.data.push(data);
+    }
+
+    pub(super) fn remove(&mut self, name: &str) {
+        let i = self.index(name);
+        self.tensors.remove(i);
+        self.data.remove(i);
+    }
+
+    pub(super) fn tensor_mut(&mut self, name: &str) -> &mut Vec<f32> {
+        let i = self.index(name);
+        &mut self.data[i]
+    }
+
+    fn index(&self, name: &str) -> usize {
+        self.tensors.iter().position(|t| t.name == name).unwrap_or_else(|| panic!("{name}"))
+    }
+
+    pub(super) fn set_blob(&mut self, name: &'static str, bytes: Option<Vec<u8>>) {
+        self.blobs.retain(|(n, _)| *n != name);
+        self.blobs.extend(bytes.map(|b| (name, b)));
+    }
+
+    pub(super) fn config(&self) -> Value {
+        serde_json::from_slice(self.blob("config.json").unwrap()).unwrap()
+    }
+
+    pub(super) fn set_config(&mut self, key: &str, value: Value) {
+        let mut config = self.config();
+        config[key] = value;
+        self.set_blob("config.json", Some(config.to_string().into_bytes()));
+    }
+
+    pub(super) fn reference(&self) -> Reference {
+        let tensors = self.tensors.iter().zip(&self.data);
+        let tensors: HashMap<_, _> =
+            tensors.map(|(t, data)| (t.name.clone(), (t.shape.clone(), data.clone()))).collect();
+        Reference { config: self.config(), tensors }
+    }
+}
+
+impl ModelSource for MemorySource {
+    fn info(&self) -> &SourceInfo {
+        &self.info
+    }
+
+    fn tensors(&self) -> &[TensorInfo] {
+        &self.tensors
+    }
+
+    fn read_rows(&self, index: usize, rows: Range<usize>, out: &mut [f32]) -> Result<(), SourceError> {
+        let (_, cols) = self.tensors[index].rows_cols();
+        out.copy_from_slice(&self.data[index][rows.start * cols..rows.end * cols]);
+        Ok(())
+    }
+
+    fn raw_bytes(&self, index: usize) -> Result<Cow<'_, [u8]>, SourceError> {
+        Ok(self.data[index].iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>().into())
+    }
+
+    fn blob(&self, name: &str) -> Option<&[u8]> {
+        self.blobs.iter().find(|(n, _)| *n == name).map(|(_, b)| b.as_slice())
+    }
+
+    fn blobs(&self) -> Vec<(&str, &[u8])> {
+        self.blobs.iter().map(|(n, b)| (*n, b.as_slice())).collect()
+    }
+}
+
+/// Seeded numbers, about normal with the given spread.
+pub(super) fn numbers(n: usize, seed: u32, centre: f32, spread: f32) -> Vec<f32> {
+    let uniform = |w: u32| w as f32 / 2f32.powi(32) - 0.5;
+    (0..n as u32)
+        .map(|i| {
+            let words = gosset_transform::philox4x32_10([i, 0, 0, 1], [seed, 0]);
+            centre + spread * 1.7 * words.into_iter().map(uniform).sum::<f32>()
+        })
+        .collect()
+}
+
+/// Seeded token ids below `vocab`.
+pub(super) fn ids(n: usize, vocab: u32, seed: u32) -> Vec<u32> {
+    (0..n as u32).map(|i| gosset_transform::philox4x32_10([i, 0, 0, 2], [seed, 0])[0] % vocab).collect()
+}
+
+/// A Qwen3-like checkpoint: hidden 40, 4 heads of a stated 16, 2 KV heads, normalized queries and keys.
+pub(super) fn qwen3_like() -> MemorySource {
+    use crate::source::fixture::TinyFamily;
+    let tiny = TinyModel { hidden: 40, head_dim: 16, ..TinyModel::t0(TinyFamily::Llama, 5) };
+    let mut source = MemorySource::new(&tiny);
+    for layer in 0..2 {
+        for part in ["q", "k"] {
+            let name = format!("model.layers.{layer}.self_attn.{part}_norm.weight");
+            source.add(&name, &[16], numbers(16, 60 + layer, 1.0, 0.2));
+        }
+    }
+    source.set_config("architectures", json!(["Qwen3ForCausalLM"]));
+    source.set_config("model_type", json!("qwen3"));
+    source
+}
