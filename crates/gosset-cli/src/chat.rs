@@ -5,17 +5,17 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::Args;
-use gosset_runtime::text::{ChatTemplate, Message, Tokenizer};
 use gosset_runtime::LanguageModel;
+use gosset_runtime::text::{ChatTemplate, Message, Tokenizer};
 
 use crate::cli::ThreadArgs;
 use crate::generate::{SamplingArgs, Streamed, notes, warnings};
 use crate::model::Input;
 use crate::{interrupt, output, prompt};
 
-/// Talks with a model: a container, a GGUF file, a Hugging Face folder or a known name.
+/// Talk with a model.
 ///
-/// Lines are read from stdin, answers are streamed to stdout, and the conversation is kept until it is cleared. Ctrl-C stops an
+/// The model is a container, a GGUF file, a Hugging Face folder, a known name or a hub name. Lines are read from stdin, answers are streamed to stdout, and the conversation is kept until it is cleared. Ctrl-C stops an
 /// answer, Ctrl-D leaves. A model without chat template continues each line as plain text.
 #[derive(Debug, Args)]
 #[command(after_help = "While chatting:
@@ -27,7 +27,7 @@ Examples:
   gosset chat smollm2.gosset
   gosset chat smollm2.gosset --system \"You answer in one sentence.\" --temperature 0.7 --top-p 0.9")]
 pub(crate) struct ChatArgs {
-    /// Container, GGUF file, Hugging Face folder, known name, or hub name org/name.
+    /// Container, GGUF file, Hugging Face folder, known name (`gosset list`), or hub name org/name.
     #[arg(value_name = "MODEL")]
     model: PathBuf,
     /// A message of the system that opens the conversation.
@@ -57,7 +57,8 @@ pub(crate) fn run(args: &ChatArgs) -> Result<()> {
         output::note(COMMANDS);
     }
     let opening: Vec<Message> = args.system.iter().map(|text| Message::new("system", text.as_str())).collect();
-    let mut conversation = Conversation { model: &model, tokenizer, template, messages: opening.clone(), args };
+    let mut conversation =
+        Conversation { model: &model, tokenizer, template, messages: opening.clone(), notes: Vec::new(), args };
     let mut lines = io::stdin().lock();
     loop {
         if interactive {
@@ -90,6 +91,8 @@ struct Conversation<'a> {
     tokenizer: &'a Tokenizer,
     template: Option<ChatTemplate>,
     messages: Vec<Message>,
+    /// Notes of the last answer, which need not be said again.
+    notes: Vec<String>,
     args: &'a ChatArgs,
 }
 
@@ -112,8 +115,11 @@ impl Conversation<'_> {
         drop(watch);
         stream.end()?;
         interrupt::take();
-        if let Ok(generation) = &result {
+        if let Ok(generation) = &result
+            && generation.notes != self.notes
+        {
             notes(generation);
+            self.notes.clone_from(&generation.notes);
         }
         match result {
             Ok(_) if self.template.is_some() => self.messages.push(Message::new("assistant", said)),

@@ -9,9 +9,15 @@ use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use crate::exit::{Exit, TABLE, error, printable};
 use crate::{chat, completions, dequantize, generate, inspect, list, quantize, verify, version};
 
-/// Compresses language models close to the Shannon limit, runs them from the compressed file, and tells where every bit goes.
+/// Compress language models close to the Shannon limit and run them from the compressed file.
 #[derive(Debug, Parser)]
-#[command(name = "gosset", bin_name = "gosset", subcommand_required = true, arg_required_else_help = true)]
+#[command(
+    name = "gosset",
+    bin_name = "gosset",
+    subcommand_required = true,
+    arg_required_else_help = true,
+    max_term_width = 100
+)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     command: Command,

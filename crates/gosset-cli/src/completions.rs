@@ -9,7 +9,7 @@ use clap_complete::Shell;
 use crate::cli::Cli;
 use crate::output;
 
-/// Prints a completion script for a shell.
+/// Print a completion script for a shell.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   gosset completions bash > ~/.local/share/bash-completion/completions/gosset

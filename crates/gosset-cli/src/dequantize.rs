@@ -18,9 +18,9 @@ use crate::exit::{Exit, error, printable};
 use crate::progress::Progress;
 use crate::{interrupt, output};
 
-/// Expands a container into a Hugging Face folder: model.safetensors with config, tokenizer and the other side files.
+/// Expand a container into a Hugging Face folder.
 ///
-/// Quantized tensors and kept GGUF blocks are written in the asked dtype, other kept tensors bit by bit as they are.
+/// The folder holds model.safetensors, config, tokenizer and the other side files. Quantized tensors and kept GGUF blocks are written in the asked dtype, other kept tensors bit by bit as they are.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:
   gosset dequantize smollm2.gosset -o smollm2-expanded --dtype bf16")]
@@ -111,7 +111,10 @@ fn into_occupied(folder: &Path, expand: impl FnOnce(&Path) -> Result<DequantizeS
     // With its links resolved, so that the staging folder lies on the same file system.
     let real = fs::canonicalize(folder).with_context(|| folder.display().to_string())?;
     let Some(parent) = real.parent() else {
-        return Err(error(Exit::Usage, format!("{}: cannot write beside the root folder; choose another folder", real.display())));
+        return Err(error(
+            Exit::Usage,
+            format!("{}: cannot write beside the root folder; choose another folder", real.display()),
+        ));
     };
     let staging = tempfile::Builder::new()
         .prefix(".gosset-")

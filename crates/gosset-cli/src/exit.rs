@@ -230,7 +230,10 @@ mod tests {
         let absent = || SourceError::MissingTensor { path: PathBuf::from("x"), name: "w".into() };
         assert_eq!(code(&QuantizeError::from(absent()).into()), Exit::MissingPart);
         assert_eq!(code(&RuntimeError::from(absent()).into()), Exit::MissingPart);
-        assert_eq!(code(&SourceError::other(RuntimeError::Io { path: "x".into(), source: io_error() }).into()), Exit::Io);
+        assert_eq!(
+            code(&SourceError::other(RuntimeError::Io { path: "x".into(), source: io_error() }).into()),
+            Exit::Io
+        );
         assert_eq!(code(&QuantizeError::Cancelled { done: 1, total: 2 }.into()), Exit::Interrupted);
         assert_eq!(code(&anyhow::anyhow!("anything")), Exit::Failure);
     }

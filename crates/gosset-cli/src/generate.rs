@@ -16,9 +16,9 @@ use crate::exit::{Exit, error};
 use crate::model::Input;
 use crate::{interrupt, output, prompt};
 
-/// Continues a text with a model: a container, a GGUF file, a Hugging Face folder or a known name.
+/// Continue a text with a model.
 ///
-/// The text is streamed to stdout as it arrives. It ends at one of the model's end tokens, after --max-tokens, or with Ctrl-C.
+/// The model is a container, a GGUF file, a Hugging Face folder, a known name or a hub name. The text is streamed to stdout as it arrives. It ends at one of the model's end tokens, after --max-tokens, or with Ctrl-C.
 /// Greedy by default; the same options and seed give the same text.
 #[derive(Debug, Args)]
 #[command(group(ArgGroup::new("input").required(true).args(["prompt", "stdin"])))]
@@ -27,7 +27,7 @@ use crate::{interrupt, output, prompt};
   gosset generate smollm2.gosset --prompt \"Once upon a time\" --temperature 0.8 --top-p 0.95 --seed 7
   git diff | gosset generate model.gosset --chat --stdin --max-tokens 60 --json")]
 pub(crate) struct GenerateArgs {
-    /// Container, GGUF file, Hugging Face folder, known name, or hub name org/name.
+    /// Container, GGUF file, Hugging Face folder, known name (`gosset list`), or hub name org/name.
     #[arg(value_name = "MODEL")]
     model: PathBuf,
     /// The text to continue.
@@ -118,7 +118,10 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<Exit> {
         prompt::raw(tokenizer, &text)?
     };
     if ids.is_empty() {
-        return Err(error(Exit::Usage, "--prompt: the text is empty and this model has no begin token; give some text"));
+        return Err(error(
+            Exit::Usage,
+            "--prompt: the text is empty and this model has no begin token; give some text",
+        ));
     }
     let options = args.sampling.options();
 
@@ -134,7 +137,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<Exit> {
     }
     if args.json {
         let Generation { text, tokens, stop, n_prompt, notes, .. } = &generation;
-        output::json(&json!({
+        output::json_line(&json!({
             "model": args.model.display().to_string(),
             "n_prompt": n_prompt,
             "text": text,

@@ -6,14 +6,16 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::Args;
 use gosset_codec::{CodeHeader, MatrixHeader, SchemeHeader};
-use gosset_container::{Causes, Container, EntryKind, FormatVersion, Ledger, LedgerEntry, Manifest, Storage, TensorEntry};
+use gosset_container::{
+    Causes, Container, EntryKind, FormatVersion, Ledger, LedgerEntry, Manifest, Storage, TensorEntry,
+};
 use serde::Serialize;
 use serde_json::Value;
 
 use crate::exit::{Exit, error, printable};
 use crate::output::{self, Table};
 
-/// Shows what a container holds and where its bits go.
+/// Show what a container holds and where its bits go.
 ///
 /// The ledger splits the file by cause; its lines add up to the size of the file to the bit. Planes are not checked against their
 /// checksums here, `gosset verify` does that.
@@ -201,7 +203,13 @@ fn entry<'a>(container: &'a Container, line: &'a LedgerEntry) -> Entry<'a> {
     }
 }
 
-fn print(out: &mut impl Write, container: &Container, manifest: &Manifest, ledger: &Ledger, tensors: bool) -> Result<()> {
+fn print(
+    out: &mut impl Write,
+    container: &Container,
+    manifest: &Manifest,
+    ledger: &Ledger,
+    tensors: bool,
+) -> Result<()> {
     let FormatVersion { major, minor } = manifest.format;
     let (generator, needs) = (printable(&manifest.generator), printable(&manifest.needs));
     writeln!(out, "{}: Gosset container, format {major}.{minor}", printable(&container.path().display().to_string()))?;
@@ -209,7 +217,9 @@ fn print(out: &mut impl Write, container: &Container, manifest: &Manifest, ledge
     let kind = serde_json::to_value(manifest.kind).unwrap_or_default();
     let mut facts = Table::new(2, &["made by", &format!("{generator} (needs {needs})")]);
     facts.row(["kind", kind.as_str().unwrap_or("unknown")]);
-    for (name, value) in object_lines("source", &manifest.source).into_iter().chain(object_lines("recipe", &manifest.recipe)) {
+    for (name, value) in
+        object_lines("source", &manifest.source).into_iter().chain(object_lines("recipe", &manifest.recipe))
+    {
         facts.row([name, value]);
     }
     let n_kept = manifest.tensors.len() - n_coded;

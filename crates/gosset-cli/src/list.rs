@@ -16,7 +16,7 @@ use crate::output::{self, Table};
 /// Folders below the cache that are searched for containers.
 const MAX_DEPTH: usize = 4;
 
-/// Lists known models, models in the cache and containers in the cache.
+/// List known models and what the cache holds.
 ///
 /// The cache is $GOSSET_CACHE, else $XDG_CACHE_HOME/gosset, else ~/.cache/gosset; models are in its folder models/<name>/.
 #[derive(Debug, Args)]
@@ -119,7 +119,8 @@ fn models(cache: &Path) -> Vec<ModelLine> {
         if !path.is_dir() || name.starts_with('.') || KnownModel::find(&name).is_some() {
             continue;
         }
-        let bytes = sorted_entries(&path).iter().filter_map(|file| fs::metadata(file).ok()).map(|meta| meta.len()).sum();
+        let bytes =
+            sorted_entries(&path).iter().filter_map(|file| fs::metadata(file).ok()).map(|meta| meta.len()).sum();
         let title = "in the cache, not a known name".to_owned();
         lines.push(ModelLine { name, title, bytes: Some(bytes), licence: None, hub: None, cached: true, path });
     }

@@ -19,6 +19,15 @@ pub(crate) fn json(value: &impl Serialize) -> Result<()> {
     Ok(())
 }
 
+/// Writes `value` as JSON on one line.
+pub(crate) fn json_line(value: &impl Serialize) -> Result<()> {
+    let mut out = stdout();
+    serde_json::to_writer(&mut out, value).map_err(io::Error::from)?;
+    out.write_all(b"\n")?;
+    out.flush()?;
+    Ok(())
+}
+
 /// One line on stderr. A closed stderr is no reason to fail.
 pub(crate) fn note(text: &str) {
     let _ = writeln!(io::stderr().lock(), "{}", crate::exit::printable(text));

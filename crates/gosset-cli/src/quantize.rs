@@ -4,8 +4,8 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use anyhow::Result;
-use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::Args;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use gosset_container::ContainerKind;
 use gosset_quantize::{
     Action, Event, ModelSource, Observer, Override, OverrideAction, Plan, PlanItem, QuantizeOptions, Report,
@@ -19,19 +19,21 @@ use crate::model::Input;
 use crate::output::{self, Table};
 use crate::progress::Progress;
 
-/// Compresses a model into one file that holds everything needed to run it.
+/// Compress a model into one file that runs.
 ///
-/// By default the linears of the layers are quantized; embeddings, output head, norms and biases are kept bit-exact in their
+/// The file holds everything needed to run the model. By default the linears of the layers are quantized; embeddings, output head, norms and biases are kept bit-exact in their
 /// source type. The output depends on the input and the options only, not on the machine or the number of threads.
 #[derive(Debug, Args)]
-#[command(after_help = "MODEL is a GGUF file, a Hugging Face folder, a safetensors file with 2-D tensors, a known name (`gosset list`),
+#[command(
+    after_help = "MODEL is a GGUF file, a Hugging Face folder, a safetensors file with 2-D tensors, a known name (`gosset list`),
 or a hub name org/name.
 
 Examples:
   gosset quantize model.gguf -o model.gosset --rate 4
   gosset quantize ./Llama-3.2-1B -o small.gosset --rate 2.5 --embeddings 6
   gosset quantize model.gguf --rate 3 --dry-run
-  gosset quantize model.gguf -o m.gosset --rate 3 --rate-for '*.down_proj.weight=4' --keep 'model.layers.0.*'")]
+  gosset quantize model.gguf -o m.gosset --rate 3 --rate-for '*.down_proj.weight=4' --keep 'model.layers.0.*'"
+)]
 pub(crate) struct QuantizeArgs {
     /// What to quantize.
     #[arg(value_name = "MODEL")]
@@ -123,7 +125,8 @@ pub(crate) fn run(args: &QuantizeArgs) -> Result<()> {
     let source = Input::open_source(&args.model)?;
     let mut plan = gosset_quantize::plan(source.as_ref(), &args.options())?;
     if plan.kind == ContainerKind::Model && source.blob("tokenizer.json").is_none() {
-        plan.warnings.push("the model has no tokenizer.json; text needs one, so the container will not generate".to_owned());
+        plan.warnings
+            .push("the model has no tokenizer.json; text needs one, so the container will not generate".to_owned());
     }
     let out = match &args.output {
         Some(out) if !args.dry_run => out,
@@ -183,11 +186,8 @@ impl Observer for Reporter {
 }
 
 fn print_report(out: &mut impl Write, path: &str, report: &Report) -> Result<()> {
-    let worst = report
-        .tensors
-        .iter()
-        .filter_map(|t| Some((t.snr_db?, t.name.as_str())))
-        .min_by(|a, b| a.0.total_cmp(&b.0));
+    let worst =
+        report.tensors.iter().filter_map(|t| Some((t.snr_db?, t.name.as_str()))).min_by(|a, b| a.0.total_cmp(&b.0));
     let mut table = Table::new(2, &["written", path]);
     let share = 100.0 * report.file_bytes as f64 / (report.source_bytes as f64).max(1.0);
     table.row([

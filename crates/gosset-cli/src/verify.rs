@@ -11,9 +11,9 @@ use serde_json::json;
 use crate::exit;
 use crate::output;
 
-/// Checks every byte of a container: header, checksums of all planes, every compressed stream.
+/// Check every byte of a container.
 ///
-/// Exit code 0 if and only if nothing is wrong; otherwise one line names the damaged part.
+/// Header, checksums of all planes, every compressed stream. Exit code 0 if and only if nothing is wrong; otherwise one line names the damaged part.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:
   gosset verify smollm2.gosset && echo intact")]
