@@ -6,18 +6,24 @@
 mod block_type;
 mod dequantize;
 mod file_at;
+#[cfg(any(test, feature = "fixture"))]
+pub mod fixture;
 mod gguf;
 mod gguf_config;
 mod gguf_header;
 mod gguf_names;
+#[cfg(test)]
+mod gguf_tests;
 mod gguf_tokenizer;
+#[cfg(any(test, feature = "fixture"))]
+mod gguf_write;
 #[cfg(feature = "hub")]
 mod hub;
 mod resolve;
 
 use std::path::Path;
 
-use gosset_quantize::ModelSource;
+use gosset_quantize::{ModelSource, SafetensorsSource};
 
 use crate::RuntimeError;
 pub use dequantize::dequantize_rows;
@@ -38,7 +44,7 @@ pub fn open_source(path: &Path) -> Result<Box<dyn ModelSource>, RuntimeError> {
     if meta.is_dir() {
         return match gguf_in_folder(path)? {
             Some(gguf) => Ok(Box::new(GgufSource::open(&gguf)?)),
-            None => safetensors(path),
+            None => Ok(Box::new(SafetensorsSource::open(path)?)),
         };
     }
     let file = FileAt::open(path)?;
@@ -53,7 +59,7 @@ pub fn open_source(path: &Path) -> Result<Box<dyn ModelSource>, RuntimeError> {
         [b'P', b'K', 3, 4, ..] => not("a zip archive (PyTorch pickle); pickle files can run code and are not loaded, convert to safetensors"),
         [0x80, 2..=5, ..] => not("a pickle file; pickle files can run code and are not loaded, convert to safetensors"),
         _ if extension == "gguf" => Ok(Box::new(GgufSource::open(path)?)),
-        _ => safetensors(path),
+        _ => Ok(Box::new(SafetensorsSource::open(path)?)),
     }
 }
 
@@ -79,8 +85,4 @@ fn gguf_in_folder(folder: &Path) -> Result<Option<std::path::PathBuf>, RuntimeEr
         path: folder.to_owned(),
         found: format!("a folder with {} GGUF models ({}); name one of them", ggufs.len(), names.join(", ")),
     })
-}
-
-fn safetensors(path: &Path) -> Result<Box<dyn ModelSource>, RuntimeError> {
-    Err(RuntimeError::NotACheckpoint { path: path.to_owned(), found: "safetensors, which cannot be read yet".into() })
 }

@@ -134,7 +134,7 @@ mod tests {
         for part in ["nothing", "models", "no such file", "cached models: tiny"] {
             assert!(message.contains(part), "{message}");
         }
-        for hostile in ["", "..", "../tiny", "a/../../b", "models\\x", "a\0b", "/no/such/path"] {
+        for hostile in ["", "...", "../no-such-tiny", "a/../../b", "models\\x", "a\0b", "/no/such/path"] {
             let message = resolve_model(hostile, cache.path()).unwrap_err().to_string();
             assert!(!message.contains("hub repository"), "{message}");
         }
