@@ -104,8 +104,10 @@ impl TryFrom<String> for LatticeName {
 pub enum RateTarget {
     /// Payload in bits per weight: code bits and exactly stored rows, without lengths, scales and padding.
     ///
-    /// Matrices of 2^16 weights or more are encoded within 0.01 of it, save those without enough information to spend
-    /// it on (an all-zero matrix); smaller ones as near as their few symbols allow.
+    /// Matrices of 2^16 weights or more are encoded within 0.01 of it, save those that cannot be: values on so few
+    /// levels that the rate jumps, or none but zeros, or exactly stored rows that take more than half of the budget
+    /// (the other rows get half then). Smaller matrices are encoded as near as their few symbols allow; the padding of
+    /// their last block is not charged against the target, but it is counted in the rate.
     PayloadBps(f64),
     /// Scale of the lattice: a row of unit RMS is multiplied by this before the nearest points are taken.
     Alpha(f64),
