@@ -101,7 +101,7 @@ struct LadderRow {
 }
 
 fn ladder(json: bool, step: f64) -> Result<()> {
-    if !(step > 0.0) {
+    if step.is_nan() || step <= 0.0 {
         bail!("step is {step}, expected a positive number");
     }
     let (rows, cols) = (512, 4096);
