@@ -127,7 +127,9 @@ impl Container {
         let Parsed { manifest, header } = parsed;
         let manifest_error = |reason: String| ContainerError::Manifest { path: path.clone(), reason };
 
-        let mut pool: HashMap<&str, &HeaderTensor> = header.tensors.iter().map(|t| (t.name.as_str(), t)).collect();
+        let header_tensors: HashMap<&str, &HeaderTensor> =
+            header.tensors.iter().map(|t| (t.name.as_str(), t)).collect();
+        let mut pool = header_tensors.clone();
         let mut slots = Vec::with_capacity(header.tensors.len());
         let data_start = header.data_start;
         let mut take = |owner, stored_name: String, plane: &str, digest: Digest| {
@@ -157,7 +159,11 @@ impl Container {
             }
             let first = n_slots;
             match &entry.storage {
-                Storage::Coded { planes, .. } => {
+                Storage::Coded { header, planes, .. } => {
+                    check_coded_size(header, planes, |plane| {
+                        header_tensors.get(names::plane(&entry.name, plane).as_str()).map(|t| t.end - t.start)
+                    })
+                    .map_err(|reason| manifest_error(format!("tensor {:?}: {reason}", entry.name)))?;
                     for p in planes {
                         let t = take(Owner::Tensor(i), names::plane(&entry.name, &p.name), &p.name, p.xxh3)
                             .map_err(manifest_error)?;
@@ -449,6 +455,23 @@ fn version_error(path: &Path, probe: &VersionProbe) -> ContainerError {
         found: probe.format.as_ref().map_or_else(String::new, |f| format!("{}.{}", f.major, f.minor)),
         generator: told(&probe.generator),
         needs: probe.needs.clone().unwrap_or_else(|| format!("something other than {GENERATOR}")),
+    }
+}
+
+/// Checks that a coded tensor has no more weights than its planes have bits.
+///
+/// Every symbol of a Rice code takes at least one bit, so this holds for all that a writer makes. It bounds what decoding a hostile
+/// file can allocate by a multiple of its size, before any stream is looked at.
+fn check_coded_size(
+    header: &MatrixHeader,
+    planes: &[PlaneEntry],
+    n_bytes: impl Fn(&str) -> Option<u64>,
+) -> Result<(), String> {
+    let bytes = planes.iter().filter_map(|p| n_bytes(&p.name)).fold(0u64, u64::saturating_add);
+    let limit = bytes.saturating_mul(8);
+    match header.rows.checked_mul(header.cols) {
+        Some(n) if n <= limit => Ok(()),
+        _ => Err(format!("{} x {} weights, expected at most one for each of {limit} bits", header.rows, header.cols)),
     }
 }
 

@@ -3,11 +3,12 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use gosset_codec::{CodecSpec, DecodeScratch, EncodedMatrix, MatRef, Plane, PlaneData};
 use gosset_container::safetensors_header as st;
 use gosset_container::{Container, ContainerError, ContainerKind, ManifestInfo, Writer};
+use proptest::prelude::*;
 use serde_json::json;
 
 /// Values without libm: the same on every machine.
@@ -47,9 +48,14 @@ fn write_sample(path: &Path, overwrite: bool) {
 }
 
 fn sample() -> (tempfile::TempDir, PathBuf) {
+    static BYTES: OnceLock<Vec<u8>> = OnceLock::new();
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s.gosset");
-    write_sample(&path, false);
+    let bytes = BYTES.get_or_init(|| {
+        write_sample(&path, false);
+        fs::read(&path).unwrap()
+    });
+    fs::write(&path, bytes).unwrap();
     (dir, path)
 }
 
@@ -97,9 +103,10 @@ fn what_is_written_comes_back() {
 
 #[test]
 fn the_same_content_gives_the_same_bytes() {
-    let (_a, a) = sample();
-    let (_b, b) = sample();
-    assert_eq!(fs::read(a).unwrap(), fs::read(b).unwrap());
+    let (dir, first) = sample();
+    let second = dir.path().join("again.gosset");
+    write_sample(&second, false);
+    assert_eq!(fs::read(first).unwrap(), fs::read(second).unwrap());
 }
 
 #[test]
@@ -267,6 +274,59 @@ fn misaligned_planes_are_copied_and_mean_the_same() {
     }
 }
 
+#[test]
+fn i02_more_weights_than_bits_are_refused_before_memory_is_taken() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("many.gosset");
+    // Streams that claim no bits: 512 weights for each of their two bytes.
+    let n_streams = 64 * 1000;
+    let mut m = matrix("e8-rice@3", 1, 512);
+    m.header.cols = n_streams * 512;
+    m.header.rotation = gosset_codec::RotationHeader::None;
+    for p in &mut m.planes {
+        match p.name.as_ref() {
+            "words" => p.data = PlaneData::U32(vec![].into()),
+            "lengths" => p.data = PlaneData::U16(vec![0; n_streams as usize].into()),
+            "bases" => p.data = PlaneData::U64(vec![0; n_streams as usize / 64].into()),
+            _ => {}
+        }
+    }
+    let mut w = Writer::create(&path, false).unwrap();
+    w.add_matrix("a", &m, "F32").unwrap();
+    w.finish(info()).unwrap();
+    assert!(matches!(Container::open(&path), Err(ContainerError::Manifest { reason, .. }) if reason.contains("bits")));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1000))]
+
+    #[test]
+    fn i02_no_header_makes_a_reader_panic(edits in proptest::collection::vec((any::<prop::sample::Index>(), 0usize..11), 1..4)) {
+        // Bytes that keep JSON alive more often than random ones do.
+        const BYTES: &[u8; 11] = b"0919-e.\"],}";
+        let (dir, path) = sample();
+        let bytes = fs::read(&path).unwrap();
+        let len = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        let mut header = bytes[8..8 + len].to_vec();
+        for (at, byte) in edits {
+            let at = at.index(len);
+            if header[at].is_ascii() {
+                header[at] = BYTES[byte];
+            }
+        }
+        let target = dir.path().join("p.gosset");
+        fs::write(&target, rebuilt(&String::from_utf8(header).unwrap(), &bytes[8 + len..])).unwrap();
+        if let Ok(c) = Container::open(&target) {
+            let _ = c.verify();
+            let _ = c.ledger();
+            for entry in c.entries() {
+                let _ = c.coded(&entry.name);
+                let _ = c.raw(&entry.name);
+            }
+        }
+    }
+}
+
 /// A file with this header, its checksum made right, and this data.
 fn rebuilt(header: &str, data: &[u8]) -> Vec<u8> {
     aligned_to(header, 0, data)
@@ -414,7 +474,9 @@ fn outputs_are_refused_before_the_work() {
 #[test]
 fn a_new_file_has_the_usual_permissions() {
     use std::os::unix::fs::PermissionsExt;
-    let (dir, path) = sample();
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s.gosset");
+    write_sample(&path, false);
     let other = dir.path().join("plain");
     fs::write(&other, b"").unwrap();
     let mode = |p: &Path| fs::metadata(p).unwrap().permissions().mode() & 0o777;

@@ -114,6 +114,10 @@ pub fn plan(source: &dyn ModelSource, options: &QuantizeOptions) -> Result<Plan,
     let tie = if is_model { decide_tie(source, config.as_ref(), options.tie)? } else { None };
     warnings.extend(tie.and_then(TieDecision::warning).map(str::to_owned));
     warnings.extend(requantized(tensors, is_model));
+    if is_model && source.blob("tokenizer.json").is_none() {
+        let text = "there is no tokenizer.json: the container cannot generate or be evaluated on text by itself";
+        warnings.push(text.to_owned());
+    }
 
     let mut matched = vec![false; options.overrides.len()];
     let mut items = Vec::with_capacity(tensors.len());

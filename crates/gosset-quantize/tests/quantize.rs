@@ -327,6 +327,16 @@ fn g05_the_bytes_depend_on_input_and_options_only() {
     }
 }
 
+/// The same everywhere: written down once, compared on every machine. It changes with the version of the program, with the format and
+/// with the calibration of rates.
+#[test]
+fn g05_the_bytes_are_those_of_every_other_machine() {
+    let case = Case::of(&T0::llama());
+    case.quantize(&e8(3.25)).unwrap();
+    let digest = gosset_container::Digest::of(&fs::read(case.out()).unwrap());
+    assert_eq!(digest.to_string(), "fac5d0b09c3026ce");
+}
+
 #[test]
 fn g05_the_stored_recipe_gives_the_same_bytes() {
     let case = Case::of(&T0::qwen2());
@@ -365,6 +375,17 @@ fn i05_the_container_carries_its_side_files() {
         assert!(c.blob(name).unwrap().is_some());
     }
     assert_eq!(c.blob("tokenizer_config.json").unwrap(), None);
+}
+
+#[test]
+fn c08_a_missing_tokenizer_is_a_warning() {
+    let case = Case::of(&T0::llama());
+    fs::remove_file(case.dir.path().join("in/tokenizer.json")).unwrap();
+    let source = SafetensorsSource::open(&case.dir.path().join("in")).unwrap();
+    let case = Case { dir: case.dir, source };
+    let report = case.quantize(&e8(3.0)).unwrap();
+    assert!(report.warnings.iter().any(|w| w.contains("tokenizer.json")), "{:?}", report.warnings);
+    assert_eq!(Container::open(&case.out()).unwrap().blob("tokenizer.json").unwrap(), None);
 }
 
 #[test]
