@@ -2,6 +2,8 @@
 
 mod chat_template;
 mod text_stream;
+#[cfg(test)]
+mod text_tests;
 mod tokenizer;
 
 pub use chat_template::{ChatTemplate, Message};
