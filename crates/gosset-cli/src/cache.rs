@@ -86,6 +86,27 @@ mod tests {
     }
 
     #[test]
+    fn known_models_are_those_that_can_be_fetched() {
+        let Ok(fetched) = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../xtask/models.toml"))
+        else {
+            eprintln!("SKIPPED: not inside the repository");
+            return;
+        };
+        let fetched = fetched.replace('_', "");
+        for model in KNOWN {
+            for line in [
+                format!("name = {:?}", model.name),
+                format!("title = {:?}", model.title.replace('_', "")),
+                format!("file = {:?}", model.file.replace('_', "")),
+                format!("bytes = {}", model.bytes),
+            ] {
+                assert!(fetched.contains(&line), "{line}");
+            }
+        }
+        assert_eq!(fetched.matches("[[model]]").count(), KNOWN.len());
+    }
+
+    #[test]
     fn known_names_are_unique() {
         for (i, model) in KNOWN.iter().enumerate() {
             assert_eq!(KnownModel::find(model.name), Some(&KNOWN[i]));

@@ -155,6 +155,12 @@ fn hint(error: &anyhow::Error) -> Option<&'static str> {
             Some(QuantizeError::Cancelled { .. }) => return Some("run the command again to start over"),
             _ => {}
         }
+        match e.downcast_ref().map(io::Error::kind) {
+            Some(io::ErrorKind::NotFound) => return Some("check the path"),
+            Some(io::ErrorKind::PermissionDenied) => return Some("check the permissions"),
+            Some(io::ErrorKind::StorageFull) => return Some("free some space or choose another place"),
+            _ => {}
+        }
         let container = e
             .downcast_ref::<ContainerError>()
             .or_else(|| match e.downcast_ref() {
@@ -221,7 +227,7 @@ mod tests {
     fn causes_are_said_once_and_on_one_line() {
         let inner = SourceError::Io { path: PathBuf::from("a\nb"), what: "opening", source: io_error() };
         let error = anyhow::Error::from(QuantizeError::from(inner)).context("outer");
-        assert_eq!(one_line(&error), r"outer: a\nb: opening: gone");
+        assert_eq!(one_line(&error), r"outer: a\nb: opening: gone; check the path");
         assert_eq!(code(&error), Exit::Io);
     }
 

@@ -190,13 +190,14 @@ fn read_stdin() -> Result<String> {
 pub(crate) struct Streamed {
     shown: bool,
     failed: Option<io::Error>,
+    /// Whether nothing was shown since the last line feed.
     ends_line: bool,
 }
 
 impl Streamed {
     /// A stream that shows what it gets, or only watches for Ctrl-C.
     pub(crate) fn new(shown: bool) -> Self {
-        Streamed { shown, failed: None, ends_line: false }
+        Streamed { shown, failed: None, ends_line: true }
     }
 
     /// Takes one piece.
@@ -212,7 +213,7 @@ impl Streamed {
         if interrupt::requested() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
 
-    /// Ends the last line.
+    /// Ends the last line, if one was begun.
     pub(crate) fn end(self) -> Result<()> {
         if let Some(e) = self.failed {
             return Err(e.into());

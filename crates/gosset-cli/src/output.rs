@@ -118,7 +118,7 @@ mod tests {
         table.row(["日本", "12345"]);
         let mut out = Vec::new();
         table.write(&mut out).unwrap();
-        assert_eq!(String::from_utf8(out).unwrap(), "name      bytes\na\\u{1b}      5\n日本        12345\n");
+        assert_eq!(String::from_utf8(out).unwrap(), "name     bytes\na\\u{1b}      5\n日本       12345\n");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::io::Write;
 use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::Result;
 use clap::Args;
@@ -133,20 +134,21 @@ pub(crate) fn run(args: &QuantizeArgs) -> Result<()> {
         _ => return dry_run(args, source.as_ref(), &plan),
     };
     let estimate = plan.estimate();
-    if !args.quiet {
-        let info = source.info();
-        output::note(&format!(
-            "{} ({}, {} tensors, {}): expecting about {}, {:.2} bits per parameter; the largest tensor takes {} of memory",
-            info.name,
-            info.architecture.as_deref().unwrap_or(&info.kind),
-            source.tensors().len(),
-            output::bytes(info.total_bytes),
-            output::bytes(estimate.file_bytes),
-            estimate.file_bps,
-            output::bytes(estimate.largest_tensor_bytes),
-        ));
-    }
-    let reporter = Reporter { progress: Progress::new(args.quiet, "quantizing", estimate.n_params) };
+    let info = source.info();
+    let opening = format!(
+        "{} ({}, {} tensors, {}): expecting about {}, {:.2} bits per parameter; the largest tensor takes {} of memory",
+        info.name,
+        info.architecture.as_deref().unwrap_or(&info.kind),
+        source.tensors().len(),
+        output::bytes(info.total_bytes),
+        output::bytes(estimate.file_bytes),
+        estimate.file_bps,
+        output::bytes(estimate.largest_tensor_bytes),
+    );
+    let reporter = Reporter {
+        opening: Mutex::new((!args.quiet).then_some(opening)),
+        progress: Progress::new(args.quiet, "quantizing", estimate.n_params),
+    };
     let watch = interrupt::watch();
     let report = gosset_quantize::run(&plan, source.as_ref(), out, args.force, &reporter)?;
     drop(watch);
@@ -166,11 +168,16 @@ pub(crate) fn run(args: &QuantizeArgs) -> Result<()> {
 
 /// Shows events as progress; asks the run to stop after Ctrl-C.
 struct Reporter {
+    /// Said before the first event, when nothing that is wrong with the command line can stop the run any more.
+    opening: Mutex<Option<String>>,
     progress: Progress,
 }
 
 impl Observer for Reporter {
     fn event(&self, event: &Event<'_>) {
+        if let Some(opening) = self.opening.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            output::note(&opening);
+        }
         match event {
             Event::Scanning { tensor, index, total } => self.progress.at("scanning", tensor, *index, *total, 0),
             Event::Finished { tensor, index, total, weights_done, .. } => {

@@ -17,7 +17,7 @@ fn j01_streamed_text_is_the_whole_text() {
             let streamed = bench.run(&line).ok().stdout;
             let json = bench.run(&format!("{line} --json")).ok().json();
             let text = json["text"].as_str().unwrap();
-            let expected = if text.ends_with('\n') { text.to_owned() } else { format!("{text}\n") };
+            let expected = if text.is_empty() || text.ends_with('\n') { text.to_owned() } else { format!("{text}\n") };
             assert_eq!(streamed, expected);
             assert_eq!(json["n_prompt"], 2);
         }

@@ -131,9 +131,11 @@ fn j04_asked_for_output_that_cannot_be_written_is_an_error() {
     let bench = Bench::new();
     bench.t0("t0", &T0::llama());
     bench.run("quantize t0 -o no/such/folder/t0.gosset --rate 4").fails(5, &["no/such/folder", "does not exist"]);
-    bench.run("quantize t0 -o t0 --rate 4").fails(5, &["t0", "folder"]);
+    fs::create_dir(bench.path("dir")).unwrap();
+    bench.run("quantize t0 -o dir --rate 4 --force").fails(5, &["dir", "folder"]);
+    bench.run("quantize t0 -o t0 --rate 4").fails(2, &["t0", "inside the input"]);
     bench.run("quantize t0 -o t0/model.safetensors --rate 4 --force").fails(2, &["overwrite"]);
-    assert_eq!(bench.names(), ["t0"]);
+    assert_eq!(bench.names(), ["dir", "t0"]);
 }
 
 #[test]
