@@ -15,8 +15,9 @@ use crate::{interrupt, output, prompt};
 
 /// Talk with a model.
 ///
-/// The model is a container, a GGUF file, a Hugging Face folder, a known name or a hub name. Lines are read from stdin, answers are streamed to stdout, and the conversation is kept until it is cleared. Ctrl-C stops an
-/// answer, Ctrl-D leaves. A model without chat template continues each line as plain text.
+/// The model is a container, a GGUF file, a Hugging Face folder, a known name or a hub name. Lines are read from
+/// stdin, answers are streamed to stdout, and the conversation is kept until it is cleared. Ctrl-C stops an answer,
+/// Ctrl-D leaves. A model without chat template continues each line as plain text.
 #[derive(Debug, Args)]
 #[command(after_help = "While chatting:
   /clear   forget the conversation

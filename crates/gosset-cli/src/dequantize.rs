@@ -20,7 +20,8 @@ use crate::{interrupt, output};
 
 /// Expand a container into a Hugging Face folder.
 ///
-/// The folder holds model.safetensors, config, tokenizer and the other side files. Quantized tensors and kept GGUF blocks are written in the asked dtype, other kept tensors bit by bit as they are.
+/// The folder holds model.safetensors, config, tokenizer and the other side files. Quantized tensors and kept GGUF
+/// blocks are written in the asked dtype, other kept tensors bit by bit as they are.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:
   gosset dequantize smollm2.gosset -o smollm2-expanded --dtype bf16")]

@@ -18,8 +18,9 @@ use crate::{interrupt, output, prompt};
 
 /// Continue a text with a model.
 ///
-/// The model is a container, a GGUF file, a Hugging Face folder, a known name or a hub name. The text is streamed to stdout as it arrives. It ends at one of the model's end tokens, after --max-tokens, or with Ctrl-C.
-/// Greedy by default; the same options and seed give the same text.
+/// The model is a container, a GGUF file, a Hugging Face folder, a known name or a hub name. The text is streamed to
+/// stdout as it arrives. It ends at one of the model's end tokens, after --max-tokens, or with Ctrl-C. Greedy by
+/// default; the same options and seed give the same text.
 #[derive(Debug, Args)]
 #[command(group(ArgGroup::new("input").required(true).args(["prompt", "stdin"])))]
 #[command(after_help = "Examples:
@@ -39,7 +40,7 @@ pub(crate) struct GenerateArgs {
     /// Put the text through the model's chat template, as a message of the user.
     #[arg(long, conflicts_with = "raw")]
     chat: bool,
-    /// Continue the text as it is [default].
+    /// Continue the text as it is, which is the default.
     #[arg(long)]
     raw: bool,
     #[command(flatten)]

@@ -18,7 +18,7 @@ const MAX_DEPTH: usize = 4;
 
 /// List known models and what the cache holds.
 ///
-/// The cache is $GOSSET_CACHE, else $XDG_CACHE_HOME/gosset, else ~/.cache/gosset; models are in its folder models/<name>/.
+/// The cache is $GOSSET_CACHE, else $XDG_CACHE_HOME/gosset, else ~/.cache/gosset; models are in its folder models/NAME/.
 #[derive(Debug, Args)]
 pub(crate) struct ListArgs {
     /// Print JSON.

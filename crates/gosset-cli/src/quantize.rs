@@ -22,19 +22,18 @@ use crate::progress::Progress;
 
 /// Compress a model into one file that runs.
 ///
-/// The file holds everything needed to run the model. By default the linears of the layers are quantized; embeddings, output head, norms and biases are kept bit-exact in their
-/// source type. The output depends on the input and the options only, not on the machine or the number of threads.
+/// The file holds everything needed to run the model. By default the linears of the layers are quantized; embeddings, output
+/// head, norms and biases are kept bit-exact in their source type. The output depends on the input and the options only, not on
+/// the machine or the number of threads.
 #[derive(Debug, Args)]
-#[command(
-    after_help = "MODEL is a GGUF file, a Hugging Face folder, a safetensors file with 2-D tensors, a known name (`gosset list`),
-or a hub name org/name.
+#[command(after_help = "MODEL is a GGUF file, a Hugging Face folder, a safetensors file with 2-D tensors, a known
+name (`gosset list`), or a hub name org/name.
 
 Examples:
   gosset quantize model.gguf -o model.gosset --rate 4
   gosset quantize ./Llama-3.2-1B -o small.gosset --rate 2.5 --embeddings 6
   gosset quantize model.gguf --rate 3 --dry-run
-  gosset quantize model.gguf -o m.gosset --rate 3 --rate-for '*.down_proj.weight=4' --keep 'model.layers.0.*'"
-)]
+  gosset quantize model.gguf -o m.gosset --rate 3 --rate-for '*.down_proj.weight=4'")]
 pub(crate) struct QuantizeArgs {
     /// What to quantize.
     #[arg(value_name = "MODEL")]

@@ -13,7 +13,8 @@ use crate::output;
 
 /// Check every byte of a container.
 ///
-/// Header, checksums of all planes, every compressed stream. Exit code 0 if and only if nothing is wrong; otherwise one line names the damaged part.
+/// Header, checksums of all planes, every compressed stream. Exit code 0 if and only if nothing is wrong; otherwise
+/// one line names the damaged part.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:
   gosset verify smollm2.gosset && echo intact")]
