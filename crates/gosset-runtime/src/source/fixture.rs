@@ -101,8 +101,9 @@ impl TinyModel {
                 _ => (0.0, 0.02),
             };
             // Sums of four uniform numbers are close enough to normal ones, with tails that stay bounded.
-            let mut data: Vec<f32> =
-                (0..n).map(|_| centre + spread * (0..4).map(|_| rng.random_range(-0.87f32..0.87)).sum::<f32>()).collect();
+            let mut data: Vec<f32> = (0..n)
+                .map(|_| centre + spread * (0..4).map(|_| rng.random_range(-0.87f32..0.87)).sum::<f32>())
+                .collect();
             let cols = shape.last().copied().unwrap_or(1);
             let small = shape.len() < 2 && ty.block_len() > 1;
             let ty = if small || ty.row_bytes(cols).is_none() { BlockType::F32 } else { ty };

@@ -230,7 +230,8 @@ impl ModelSource for GgufSource {
             }
         }
         let place = self.place(index)?;
-        self.for_rows(place, 0..place.rows, |_, bytes| out.write_all(bytes).map_err(Failed::Write)).map_err(|e| match e {
+        self.for_rows(place, 0..place.rows, |_, bytes| out.write_all(bytes).map_err(Failed::Write)).map_err(|e| match e
+        {
             Failed::Read(e) => SourceError::other(e),
             Failed::Write(source) => SourceError::Sink { source },
         })
@@ -258,12 +259,17 @@ pub(super) fn parts(path: &Path) -> Result<Vec<PathBuf>, RuntimeError> {
     let all: Vec<PathBuf> =
         (1..=n_parts).map(|i| path.with_file_name(format!("{stem}-{i:05}-of-{n_parts:05}.gguf"))).collect();
     let missing: Vec<PathBuf> = all.iter().filter(|p| !p.is_file()).cloned().collect();
-    if missing.is_empty() { Ok(all) } else { Err(RuntimeError::MissingParts { path: path.to_owned(), n_parts, missing }) }
+    if missing.is_empty() {
+        Ok(all)
+    } else {
+        Err(RuntimeError::MissingParts { path: path.to_owned(), n_parts, missing })
+    }
 }
 
 /// Stem and part count of a file name that follows the convention of split models.
 fn split_name(name: &str) -> Option<(&str, usize)> {
-    let digits = |s: &str| (s.len() == 5 && s.bytes().all(|b| b.is_ascii_digit())).then(|| s.parse::<usize>().ok()).flatten();
+    let digits =
+        |s: &str| (s.len() == 5 && s.bytes().all(|b| b.is_ascii_digit())).then(|| s.parse::<usize>().ok()).flatten();
     let name = name.strip_suffix(".gguf")?;
     let (rest, n_parts) = name.rsplit_once("-of-")?;
     let (stem, part) = rest.rsplit_once('-')?;
@@ -303,7 +309,12 @@ fn row_order(family: Family, head_dim: usize, stored: &StoredTensor) -> RowOrder
     }
 }
 
-fn describe(file: usize, path: &Path, stored: &StoredTensor, order: RowOrder) -> Result<(TensorInfo, Place), RuntimeError> {
+fn describe(
+    file: usize,
+    path: &Path,
+    stored: &StoredTensor,
+    order: RowOrder,
+) -> Result<(TensorInfo, Place), RuntimeError> {
     let info = TensorInfo {
         name: hf_name(&stored.name),
         shape: stored.shape.clone(),

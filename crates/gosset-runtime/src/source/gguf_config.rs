@@ -10,8 +10,7 @@ use super::gguf_names::Family;
 use crate::RuntimeError;
 
 /// Control tokens that end a turn or a text in the families known here, whether or not the metadata lists them as such.
-const END_TOKENS: [&str; 6] =
-    ["<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>"];
+const END_TOKENS: [&str; 6] = ["<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>"];
 
 /// Metadata of one GGUF file, with typed access.
 #[derive(Clone, Copy)]
@@ -157,7 +156,9 @@ pub(crate) fn heads(meta: Metadata<'_>, family: Family) -> Result<Heads, Runtime
     let stated = meta.u32(&key("attention.key_length"))?;
     let value_length = meta.u32(&key("attention.value_length"))?;
     if n_heads == 0 || n_kv_heads == 0 || !n_heads.is_multiple_of(n_kv_heads) {
-        return Err(wrong(format!("head_count {n_heads}, head_count_kv {n_kv_heads}: expected a multiple of at least 1")));
+        return Err(wrong(format!(
+            "head_count {n_heads}, head_count_kv {n_kv_heads}: expected a multiple of at least 1"
+        )));
     }
     let head_dim = match stated {
         Some(d) => d,
@@ -176,7 +177,12 @@ pub(crate) fn heads(meta: Metadata<'_>, family: Family) -> Result<Heads, Runtime
             "rope.dimension_count: expected the head size {head_dim}, found {rotated:?}: partly rotated heads are not supported"
         )));
     }
-    Ok(Heads { n_heads, n_kv_heads, head_dim, explicit: stated.is_some_and(|d| u64::from(d) * u64::from(n_heads) != u64::from(hidden)) })
+    Ok(Heads {
+        n_heads,
+        n_kv_heads,
+        head_dim,
+        explicit: stated.is_some_and(|d| u64::from(d) * u64::from(n_heads) != u64::from(hidden)),
+    })
 }
 
 /// `config.json` for the metadata and tensors of a GGUF model.
@@ -217,9 +223,14 @@ pub(crate) fn config_json(meta: Metadata<'_>, family: Family, facts: &TensorFact
         put("attention_bias", json!(facts.has_qkv_bias));
         put("mlp_bias", json!(facts.has_mlp_bias));
     }
-    put("vocab_size", json!(vocab.ok_or_else(|| RuntimeError::gguf(meta.path, "tensor token_embd.weight is missing"))?));
+    put(
+        "vocab_size",
+        json!(vocab.ok_or_else(|| RuntimeError::gguf(meta.path, "tensor token_embd.weight is missing"))?),
+    );
     put("torch_dtype", json!(facts.torch_dtype));
-    for (name, k) in [("bos_token_id", "bos_token_id"), ("eos_token_id", "eos_token_id"), ("pad_token_id", "padding_token_id")] {
+    for (name, k) in
+        [("bos_token_id", "bos_token_id"), ("eos_token_id", "eos_token_id"), ("pad_token_id", "padding_token_id")]
+    {
         if let Some(id) = meta.u32(&format!("tokenizer.ggml.{k}"))? {
             put(name, json!(id));
         }
@@ -240,7 +251,11 @@ fn rope_scaling(
         if factors.len() != head_dim as usize / 2 || factors.iter().any(|f| !f.is_finite() || *f <= 0.0) {
             return Err(RuntimeError::gguf(
                 meta.path,
-                format!("tensor rope_freqs.weight: expected {} positive numbers, found {}", head_dim / 2, factors.len()),
+                format!(
+                    "tensor rope_freqs.weight: expected {} positive numbers, found {}",
+                    head_dim / 2,
+                    factors.len()
+                ),
             ));
         }
         let theta = meta.float(&format!("{}.rope.freq_base", family.gguf))?;
@@ -322,7 +337,12 @@ pub(crate) fn generation_config_json(meta: Metadata<'_>) -> Result<Json, Runtime
         }
     }
     let mut seen = Vec::new();
-    ends.retain(|id| !seen.contains(id) && { seen.push(*id); true });
+    ends.retain(|id| {
+        !seen.contains(id) && {
+            seen.push(*id);
+            true
+        }
+    });
     let mut config = Map::new();
     if let Some(id) = meta.u32("tokenizer.ggml.bos_token_id")? {
         config.insert("bos_token_id".into(), json!(id));
@@ -341,7 +361,8 @@ pub(crate) fn tokenizer_config_json(meta: Metadata<'_>, add_bos: bool) -> Result
     let tokens = meta.strings("tokenizer.ggml.tokens")?.unwrap_or_default();
     let mut config = Map::new();
     config.insert("add_bos_token".into(), json!(add_bos));
-    for (name, key) in [("bos_token", "bos"), ("eos_token", "eos"), ("unk_token", "unknown"), ("pad_token", "padding")] {
+    for (name, key) in [("bos_token", "bos"), ("eos_token", "eos"), ("unk_token", "unknown"), ("pad_token", "padding")]
+    {
         let id = meta.u32(&format!("tokenizer.ggml.{key}_token_id"))?;
         if let Some(token) = id.and_then(|id| tokens.get(id as usize)) {
             config.insert(name.into(), json!(token));
@@ -356,7 +377,8 @@ mod tests {
 
     #[test]
     fn llama3_settings_come_back_from_their_factors() {
-        let factors: Vec<f32> = llama3_factors(64, 500_000.0, 32.0, 1.0, 4.0, 8192.0).iter().map(|&f| f as f32).collect();
+        let factors: Vec<f32> =
+            llama3_factors(64, 500_000.0, 32.0, 1.0, 4.0, 8192.0).iter().map(|&f| f as f32).collect();
         assert_eq!(factors[0], 1.0);
         assert_eq!(factors[63], 32.0);
         let json = llama3_scaling(&factors, 500_000.0, None).unwrap();

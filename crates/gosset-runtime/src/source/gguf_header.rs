@@ -51,14 +51,16 @@ pub(crate) struct StoredTensor {
 impl GgufHeader {
     pub(crate) fn read(file: &FileAt) -> Result<Self, RuntimeError> {
         let path = file.path();
-        let mut walk = Walk { source: std::io::BufReader::with_capacity(1 << 16, file.reader()), file, at: 0, wide: true };
+        let mut walk =
+            Walk { source: std::io::BufReader::with_capacity(1 << 16, file.reader()), file, at: 0, wide: true };
         let (n_tensors, n_values) = walk.preamble()?;
         let alignment = walk.metadata(n_values)?;
         let raw = walk.tensor_table(n_tensors)?;
         let header_len = walk.at;
         let tensors = place(file, raw, header_len.next_multiple_of(alignment))?;
 
-        let len = usize::try_from(header_len).map_err(|_| RuntimeError::gguf(path, "header exceeds the address space"))?;
+        let len =
+            usize::try_from(header_len).map_err(|_| RuntimeError::gguf(path, "header exceeds the address space"))?;
         let mut bytes = vec![0; len];
         file.read_exact_at(&mut bytes, 0)?;
         let content = Content::read(&mut Cursor::new(&bytes)).map_err(|e| RuntimeError::gguf(path, e.to_string()))?;
@@ -133,7 +135,11 @@ impl<R: Read> Walk<'_, R> {
         let skipped = std::io::copy(&mut self.source.by_ref().take(n), &mut std::io::sink())
             .map_err(RuntimeError::io(self.file.path()))?;
         self.at += skipped;
-        if skipped == n { Ok(()) } else { Err(RuntimeError::io(self.file.path())(std::io::ErrorKind::UnexpectedEof.into())) }
+        if skipped == n {
+            Ok(())
+        } else {
+            Err(RuntimeError::io(self.file.path())(std::io::ErrorKind::UnexpectedEof.into()))
+        }
     }
 
     fn string(&mut self, what: &str) -> Result<String, RuntimeError> {
@@ -155,7 +161,9 @@ impl<R: Read> Walk<'_, R> {
         if &magic != b"GGUF" {
             let found = match &magic {
                 b"FUGG" => return Err(RuntimeError::BigEndianGguf { path: self.path().to_owned(), version: 0 }),
-                b"lmgg" | b"tjgg" | b"fmgg" | b"algg" => "a GGML file from before GGUF; convert it to GGUF first".into(),
+                b"lmgg" | b"tjgg" | b"fmgg" | b"algg" => {
+                    "a GGML file from before GGUF; convert it to GGUF first".into()
+                }
                 other => format!("a file that starts with {:?}", String::from_utf8_lossy(other)),
             };
             return Err(RuntimeError::NotACheckpoint { path: self.path().to_owned(), found });
@@ -294,7 +302,11 @@ fn place(file: &FileAt, raw: Vec<RawTensor>, data_at: u64) -> Result<Vec<StoredT
         }
         let cols = shape.last().copied().unwrap_or(1);
         let row_bytes = ty.row_bytes(cols).ok_or_else(|| {
-            bad(&format!("expected an innermost dimension of whole {} blocks of {}, found {cols}", ty.name(), ty.block_len()))
+            bad(&format!(
+                "expected an innermost dimension of whole {} blocks of {}, found {cols}",
+                ty.name(),
+                ty.block_len()
+            ))
         })?;
         let rows = shape.iter().rev().skip(1).try_fold(1u64, |n, &d| n.checked_mul(d as u64));
         let n_bytes = rows.and_then(|r| r.checked_mul(row_bytes as u64));

@@ -68,8 +68,7 @@ fn c10_gguf_equals_the_hugging_face_folder() {
                 assert_eq!(&made[key], value, "{key}");
             }
             assert_eq!(made.get("head_dim"), stated.get("head_dim"));
-            let [ta, tb] =
-                [&a, &b].map(|s| Tokenizer::from_bytes(s.blob("tokenizer.json").unwrap()).unwrap());
+            let [ta, tb] = [&a, &b].map(|s| Tokenizer::from_bytes(s.blob("tokenizer.json").unwrap()).unwrap());
             let text = "Byte by byte, é 🦀<eos> 12";
             assert_eq!(ta.encode(text).unwrap(), tb.encode(text).unwrap());
             assert_eq!(tb.vocab_size(), 260);
@@ -327,6 +326,13 @@ fn open_source_tells_kinds_by_content() {
     assert!(message(&file("old.bin", b"\x80\x02}q\x00X")).contains("pickle"));
     assert!(message(&file("empty", b"")).contains("empty"));
     assert!(message(&folder.path().join("absent")).contains("absent"));
+    // A header of 640 bytes starts as a pickle does.
+    let header = format!("{:<640}", r#"{"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}"#);
+    let sound = [640u64.to_le_bytes().as_slice(), header.as_bytes(), &[0; 4]].concat();
+    assert_eq!(open_source(&file("m640.safetensors", &sound)).unwrap().tensors().len(), 1);
+    let manifest = br#"{"__metadata__":{"gosset":"{}"},"w":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}"#;
+    let container = [(manifest.len() as u64).to_le_bytes().as_slice(), manifest].concat();
+    assert!(message(&file("m.gosset", &container)).contains("Gosset container"));
     let gguf = file("named.safetensors", &small().to_bytes());
     assert_eq!(open_source(&gguf).unwrap().info().kind, "gguf");
 

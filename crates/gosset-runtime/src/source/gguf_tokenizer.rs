@@ -48,7 +48,8 @@ impl WordRule {
     const NAMES: &'static str = "default, gpt-2, smollm, qwen2, llama-bpe and their aliases";
 
     fn pre_tokenizer(self) -> Json {
-        let bytes_only = json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false });
+        let bytes_only =
+            json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false });
         let gpt2 = json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true });
         match self {
             WordRule::Gpt2 => gpt2,
@@ -215,7 +216,8 @@ impl<'a> Vocabulary<'a> {
     }
 
     fn post_processor(&self, adds_bos: bool, otherwise: Json) -> Json {
-        let Some((id, token)) = self.bos.filter(|_| adds_bos).and_then(|id| Some((id, self.tokens.get(id as usize)?))) else {
+        let Some((id, token)) = self.bos.filter(|_| adds_bos).and_then(|id| Some((id, self.tokens.get(id as usize)?)))
+        else {
             return otherwise;
         };
         let bos = json!({ "SpecialToken": { "id": token, "type_id": 0 } });
@@ -230,7 +232,14 @@ impl<'a> Vocabulary<'a> {
         })
     }
 
-    fn document(&self, normalizer: Json, pre_tokenizer: Json, post_processor: Json, decoder: Json, model: Json) -> Json {
+    fn document(
+        &self,
+        normalizer: Json,
+        pre_tokenizer: Json,
+        post_processor: Json,
+        decoder: Json,
+        model: Json,
+    ) -> Json {
         json!({
             "version": "1.0",
             "truncation": null,
@@ -261,7 +270,8 @@ impl<'a> Vocabulary<'a> {
             pairs.push(json!([left, right]));
         }
         let bytes = json!({ "type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true });
-        let offsets = json!({ "type": "ByteLevel", "add_prefix_space": true, "trim_offsets": false, "use_regex": true });
+        let offsets =
+            json!({ "type": "ByteLevel", "add_prefix_space": true, "trim_offsets": false, "use_regex": true });
         let model = json!({
             "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null, "end_of_word_suffix": null,
             "fuse_unk": false, "byte_fallback": false, "ignore_merges": rule.ignore_merges(), "vocab": ids, "merges": pairs,

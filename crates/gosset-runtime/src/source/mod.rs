@@ -23,6 +23,7 @@ mod resolve;
 
 use std::path::Path;
 
+use gosset_container::safetensors_header;
 use gosset_quantize::{ModelSource, SafetensorsSource};
 
 use crate::RuntimeError;
@@ -53,14 +54,30 @@ pub fn open_source(path: &Path) -> Result<Box<dyn ModelSource>, RuntimeError> {
     file.read_exact_at(&mut start[..n], 0)?;
     let extension = path.extension().and_then(|e| e.to_str()).unwrap_or_default().to_ascii_lowercase();
     let not = |found: &str| Err(RuntimeError::NotACheckpoint { path: path.to_owned(), found: found.to_owned() });
+    if let Some(kind) = safetensors_header::foreign_format(&start[..n]).filter(|_| !start.starts_with(b"GGUF")) {
+        let why = if kind.contains("pickle") {
+            "; pickle files can run code and are not loaded: convert to safetensors"
+        } else {
+            ""
+        };
+        return not(&format!("{kind}{why}"));
+    }
     match &start[..n] {
         [] => not("an empty file"),
         [b'G', b'G', b'U', b'F', ..] | [b'F', b'U', b'G', b'G', ..] => Ok(Box::new(GgufSource::open(path)?)),
-        [b'P', b'K', 3, 4, ..] => not("a zip archive (PyTorch pickle); pickle files can run code and are not loaded, convert to safetensors"),
-        [0x80, 2..=5, ..] => not("a pickle file; pickle files can run code and are not loaded, convert to safetensors"),
         _ if extension == "gguf" => Ok(Box::new(GgufSource::open(path)?)),
+        _ if is_container(&file, &start[..n]) => not("a Gosset container, whose weights are compressed already"),
         _ => Ok(Box::new(SafetensorsSource::open(path)?)),
     }
+}
+
+/// Whether a safetensors file carries a Gosset manifest. Damaged headers are left to the safetensors reader to name.
+fn is_container(file: &FileAt, start: &[u8]) -> bool {
+    let Ok(len) = safetensors_header::header_len(start, file.len()) else { return false };
+    let Ok(len) = usize::try_from(len) else { return false };
+    let mut json = vec![0; len];
+    let read = file.read_exact_at(&mut json, 8);
+    read.is_ok() && safetensors_header::parse(&json).is_ok_and(|header| header.metadata("gosset").is_some())
 }
 
 /// The GGUF model of a folder without safetensors; an error if there are several.

@@ -226,10 +226,7 @@ fn j02_common_constructs_render() {
                   {% if strftime_now is defined %}clock{% endif %}{% if tools is defined and tools %}tools{% endif %}\
                   {% if add_generation_prompt %}[ASSISTANT]{% endif %}{{ messages[0] | tojson }}{{ eos_token }}";
     let text = template(source).render(&hello(), true).unwrap();
-    assert_eq!(
-        text,
-        "[SYSTEM]be brief;[USER]hi2[ASSISTANT]{\"role\": \"system\", \"content\": \"be brief\"}<eos>"
-    );
+    assert_eq!(text, "[SYSTEM]be brief;[USER]hi2[ASSISTANT]{\"role\": \"system\", \"content\": \"be brief\"}<eos>");
     assert_eq!(
         template("{{ {'a': [1, 'é<'], 'b': {}} | tojson(indent=2) }}").render(&[], false).unwrap(),
         "{\n  \"a\": [\n    1,\n    \"é<\"\n  ],\n  \"b\": {}\n}"
@@ -265,7 +262,9 @@ fn j02_templates_are_found_where_models_keep_them() {
             .map(|t| t.render(&[], false).unwrap())
     };
     let config = |template: serde_json::Value| {
-        Some(json!({ "bos_token": "<s>", "eos_token": { "content": "</s>", "lstrip": false }, "chat_template": template }))
+        Some(
+            json!({ "bos_token": "<s>", "eos_token": { "content": "</s>", "lstrip": false }, "chat_template": template }),
+        )
     };
     assert_eq!(render(None, None), None);
     assert_eq!(render(None, Some(json!({}))), None);

@@ -17,7 +17,6 @@ pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     pieces: PieceRule,
     sha256: String,
-    json: Vec<u8>,
     leading: Vec<u32>,
     id_bound: u32,
 }
@@ -49,7 +48,6 @@ impl Tokenizer {
         Ok(Self {
             pieces: piece_rule(&decoder),
             sha256: Sha256::digest(json).iter().map(|b| format!("{b:02x}")).collect(),
-            json: json.to_vec(),
             inner,
             leading,
             id_bound,
@@ -126,11 +124,6 @@ impl Tokenizer {
         &self.sha256
     }
 
-    /// `tokenizer.json` as it was read.
-    pub fn json(&self) -> &[u8] {
-        &self.json
-    }
-
     pub(super) fn rule(&self) -> PieceRule {
         self.pieces
     }
@@ -192,9 +185,7 @@ fn piece_rule(decoder: &Json) -> PieceRule {
     match kind(decoder).as_str() {
         "ByteLevel" => PieceRule::ByteLevel,
         "Metaspace" => match one(&decoder["replacement"]) {
-            Some(mark) => {
-                PieceRule::Marked { mark, strip: decoder["prepend_scheme"] != "never", byte_tokens: false }
-            }
+            Some(mark) => PieceRule::Marked { mark, strip: decoder["prepend_scheme"] != "never", byte_tokens: false },
             None => PieceRule::Library,
         },
         "Sequence" => {
