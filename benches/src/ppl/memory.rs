@@ -24,16 +24,16 @@ pub(super) fn activations(config: &ModelConfig, window: usize, threads: usize) -
     let (q_dim, kv_dim) = (config.n_heads * head_dim, config.n_kv_heads * head_dim);
     let widest = config.hidden_size.max(config.intermediate_size).max(q_dim);
     let row_block = (DECODED_BLOCK + widest) * F32;
-    // Residual stream, its sum with attention, normalized, rotated, and the result of the layer.
-    let hidden = 5 * window * config.hidden_size;
-    // Gate, up, their product; then the product beside its rotated copy.
+    // What a layer holds to its end: the residual stream, its sum with attention, and twice a normalized activation beside its
+    // rotated copy; queries, keys and values.
+    let layer = window * (6 * config.hidden_size + q_dim + 2 * kv_dim);
+    // And in turn: gate, up and their product; or the attended values, their rotated copy and the scores of each thread.
     let feed_forward = 3 * window * config.intermediate_size;
-    // Queries and the attended values beside their rotated copy; keys and values before they enter the cache.
-    let attention = window * (3 * q_dim + 2 * kv_dim);
-    let scores = threads * SCORE_ROWS * (window + 2 * head_dim);
-    // The cache of all layers; the hidden states of the window stay for the logits.
-    let cache = 2 * config.n_layers * window * kv_dim;
+    let attention = 2 * window * q_dim + threads * SCORE_ROWS * (window + 2 * head_dim);
+    // Or, after the layers, one slice of logits.
     let logits = LOGIT_SLICE * (config.vocab_size + 2 * config.hidden_size);
-    let at_once = hidden + feed_forward.max(attention + scores).max(logits) + cache;
+    // Keys and values of all layers, and the rotary tables of the window.
+    let cache = 2 * config.n_layers * window * kv_dim + 2 * window * head_dim;
+    let at_once = cache + layer + feed_forward.max(attention).max(logits);
     Activations { row_block: row_block as u64, activations: (at_once * F32) as u64 }
 }

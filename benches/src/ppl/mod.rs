@@ -48,7 +48,7 @@ pub fn run(args: &Args, heap: &'static PeakAlloc) -> Result<ExitCode> {
             if args.json {
                 table::print_json(&report)?;
             } else {
-                table::print(&report);
+                table::print(&report)?;
             }
             Ok(ExitCode::SUCCESS)
         }

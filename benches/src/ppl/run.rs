@@ -11,8 +11,8 @@ use std::{
 use anyhow::{Context, Result, bail};
 use gosset_container::Container;
 use gosset_eval::{
-    EvalReport, PplProtocol, PplRecord, Provenance, Rates, ReportRow, evaluate, join_rows, sha256_hex, sha256_ids,
-    token_stream, window_spans,
+    EvalReport, PplProtocol, PplRecord, Provenance, Rates, ReportRow, TokenStream, evaluate, join_rows, sha256_hex,
+    sha256_ids, window_spans,
 };
 use gosset_quantize::{ModelSource, QuantizeError, QuantizeOptions, plan, run as quantize};
 use gosset_runtime::{
@@ -141,7 +141,8 @@ impl<'a> Run<'a> {
     fn given_container(&mut self, path: &Path) -> Outcome<()> {
         self.progress.say(&format!("opening {}", path.display()));
         let container = Container::open(path)?;
-        self.model_name = container.manifest().source["name"].as_str().unwrap_or("unnamed").to_owned();
+        // A container's bytes do not depend on the name of its source, so its own file is all there is to name it by.
+        self.model_name = path.file_stem().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
         self.container_row(container, None)
     }
 
@@ -155,15 +156,16 @@ impl<'a> Run<'a> {
         if !self.args.no_baseline {
             self.source_row(&*source)?;
         }
+        drop(source);
         let (_scratch, folder) = self.folder()?;
         for target in self.targets.clone() {
             let label = target.label();
-            let path = folder.join(format!("{}-{label}.gosset", file_stem(&self.model_name)));
-            let seconds = self.quantize(&*source, &target, &path)?;
-            // From here on the row knows nothing but the file.
-            self.container_row(Container::open(&path)?, Some(seconds))?;
+            let file = folder.join(format!("{}-{label}.gosset", file_stem(&self.model_name)));
+            // The source is open while the file is written and no longer: the row knows nothing but the file.
+            let seconds = self.quantize(&*open_source(&path)?, &target, &file)?;
+            self.container_row(Container::open(&file)?, Some(seconds))?;
             if self.args.keep.is_none() {
-                fs::remove_file(&path).with_context(|| format!("{}", path.display()))?;
+                fs::remove_file(&file).with_context(|| format!("{}", file.display()))?;
             }
         }
         Ok(())
@@ -279,8 +281,10 @@ impl<'a> Run<'a> {
         let auto = tokenizer.leading_ids().first().copied();
         let protocol = self.args.protocol(model.config().max_positions, auto.is_some())?;
         let ids = tokenizer.encode(&join_rows(&self.text, protocol.join))?;
+        // The text has done its work; what is measured from here on is the model's memory.
+        self.text = String::new();
         let bos = auto.or(model.config().bos_token_id);
-        let n = window_spans(token_stream(&ids, bos, protocol.bos).len(), &protocol).count();
+        let n = window_spans(TokenStream::new(&ids, bos, protocol.bos).len(), &protocol).count();
         let n = self.args.window_limit().unwrap_or(usize::MAX).min(n);
         let n_rows = self.targets.len() + usize::from(!self.args.no_baseline || self.args.container.is_some());
         self.progress.set_windows(n * n_rows);
@@ -298,7 +302,9 @@ impl<'a> Run<'a> {
     fn score(&mut self, model: &LanguageModel, head: RowHead) -> Outcome<ReportRow> {
         self.tokenize(model)?;
         let Some(tokens) = &self.tokens else { return Err(anyhow::anyhow!("no tokens").into()) };
+        let own_bytes = (tokens.ids.capacity() * size_of::<u32>()) as u64;
         self.heap.reset_peak_usage();
+        let loaded_heap_bytes = (self.heap.current_usage() as u64).saturating_sub(own_bytes);
         let begin = Instant::now();
         let (progress, interrupt) = (&mut self.progress, &self.interrupt);
         let result = evaluate(
@@ -314,20 +320,15 @@ impl<'a> Run<'a> {
         )
         .with_context(|| head.label.clone())?;
         let seconds = begin.elapsed().as_secs_f64();
-        let peak_heap_bytes = self.heap.peak_usage() as u64;
+        let peak_heap_bytes = (self.heap.peak_usage() as u64).saturating_sub(own_bytes);
         if interrupt.raised() || !result.complete {
             return Err(Ended::Interrupted);
         }
         let resident_bytes = peak_heap_bytes + if head.mapped { head.file_bytes } else { 0 };
         let window = tokens.protocol.window.min(result.stream_tokens);
         let needs = activations(model.config(), window, rayon::current_num_threads());
-        let bound = head.mapped.then_some(head.file_bytes + 2 * needs.row_block + needs.activations);
-        if let Some(bound) = bound.filter(|&bound| resident_bytes > bound) {
-            self.progress.note(&format!(
-                "{}: resident {resident_bytes} bytes exceed the bound of {bound} (file, two row blocks, activations)",
-                head.label
-            ));
-        }
+        let bound =
+            head.mapped.then_some(head.file_bytes + 2 * needs.row_block + needs.activations + loaded_heap_bytes);
         Ok(ReportRow {
             codec: head.codec,
             target_bps: head.target_bps,
@@ -341,6 +342,7 @@ impl<'a> Run<'a> {
             quantize_seconds: head.quantize_seconds,
             embeddings: head.embeddings,
             peak_heap_bytes,
+            loaded_heap_bytes,
             resident_bound_bytes: bound,
             record: PplRecord {
                 provenance: Provenance {

@@ -1,18 +1,27 @@
 //! The report, for people and for machines.
-#![allow(clippy::print_stdout, reason = "results go to stdout")]
 
-use anyhow::Result;
+use std::io::{self, Write as _};
+
+use anyhow::{Context, Result};
 use gosset_eval::{BosPolicy, EvalReport, ReportRow};
 
 /// Prints the report as JSON.
 pub(super) fn print_json(report: &EvalReport) -> Result<()> {
-    println!("{}", serde_json::to_string_pretty(report)?);
-    Ok(())
+    to_stdout(&serde_json::to_string_pretty(report)?)
 }
 
 /// Prints the report as a table with the whole protocol above it.
-pub(super) fn print(report: &EvalReport) {
-    println!("{}", render(report));
+pub(super) fn print(report: &EvalReport) -> Result<()> {
+    to_stdout(&render(report))
+}
+
+/// A reader that has seen enough and closed the pipe is no error.
+fn to_stdout(text: &str) -> Result<()> {
+    let mut out = io::stdout().lock();
+    match writeln!(out, "{text}").and_then(|()| out.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error).context("writing to stdout"),
+        _ => Ok(()),
+    }
 }
 
 fn render(report: &EvalReport) -> String {
@@ -72,7 +81,7 @@ fn render(report: &EvalReport) -> String {
         if let Some(bound) = row.resident_bound_bytes {
             let verdict = if row.resident_bytes <= bound { "within" } else { "ABOVE" };
             out.push_str(&format!(
-                "\n{}: resident {} MB {verdict} file + 2 row blocks + activations = {} MB",
+                "\n{}: resident {} MB {verdict} {} MB = file + 2 row blocks + activations + tokenizer and norms",
                 label(row),
                 megabytes(row.resident_bytes),
                 megabytes(bound)

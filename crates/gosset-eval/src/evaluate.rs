@@ -7,7 +7,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::{BosPolicy, EvalError, NllSum, PplProtocol, Scored, Tail, token_nll, token_stream, window_spans};
+use crate::{BosPolicy, EvalError, NllSum, PplProtocol, Scored, Tail, TokenStream, token_nll, window_spans};
 
 /// A language model that can be scored.
 pub trait CausalLm {
@@ -109,8 +109,9 @@ pub fn evaluate(
     let vocab_size = lm.vocab_size();
     let bos = bos.filter(|_| protocol.bos != BosPolicy::None);
     let policy = if bos.is_some() { protocol.bos } else { BosPolicy::None };
-    let stream = token_stream(tokens, bos, policy);
-    if let Some((position, &token)) = stream.iter().enumerate().find(|&(_, &t)| t as usize >= vocab_size) {
+    let stream = TokenStream::new(tokens, bos, policy);
+    if let Some((position, token)) = stream.slice(0..stream.len()).enumerate().find(|&(_, t)| t as usize >= vocab_size)
+    {
         return Err(EvalError::TokenOutOfRange { position, token, vocab_size });
     }
     let windows_available = window_spans(stream.len(), protocol).count();
@@ -135,7 +136,7 @@ pub fn evaluate(
     for (i, span) in window_spans(stream.len(), protocol).take(of).enumerate() {
         let window = i + 1;
         window_tokens.clear();
-        window_tokens.extend_from_slice(&stream[span.start..span.end]);
+        window_tokens.extend(stream.slice(span.start..span.end));
         if let (BosPolicy::EachWindow, Some(bos)) = (policy, bos) {
             window_tokens[0] = bos;
         }

@@ -47,4 +47,4 @@ pub use nll::{NllSum, token_nll};
 pub use protocol::{BosPolicy, PRESETS, PplProtocol, Preset, Scored, Tail, TextJoin};
 pub use record::{EvalReport, PplRecord, Provenance, Rates, ReportRow};
 pub use text::{join_rows, sha256_hex, sha256_ids};
-pub use window::{WindowSpan, token_stream, window_spans};
+pub use window::{TokenStream, WindowSpan, window_spans};

@@ -32,8 +32,44 @@ pub fn token_nll(logits: &[f32], target: usize) -> Result<f64, usize> {
         return Err(logits.iter().position(|x| !x.is_finite()).unwrap_or(0));
     }
     let max = f64::from(max);
-    let sum: f64 = logits.iter().map(|&x| (f64::from(x) - max).exp()).sum();
+    let mut sums = [0f64; 8];
+    for chunk in chunks {
+        for (sum, &x) in sums.iter_mut().zip(chunk) {
+            *sum += exp_of_negative(f64::from(x) - max);
+        }
+    }
+    let sum = sums.iter().sum::<f64>() + rest.iter().map(|&x| exp_of_negative(f64::from(x) - max)).sum::<f64>();
     Ok(sum.ln() + (max - target))
+}
+
+/// `exp(x)` for `x <= 0`, to 2e-14 relative; below -700 it stays at the value there, which is 0 beside the maximum's 1.
+///
+/// The standard function is a call per element. This one is straight arithmetic that the compiler turns into vector code, and
+/// gives the same bits on every machine. Taylor polynomial of degree 11 on half a binade: its remainder is `(ln 2 / 2)^12 / 12!`,
+/// 6e-15.
+fn exp_of_negative(x: f64) -> f64 {
+    /// 1.5 x 2^52: adding it rounds to an integer, which then stands in the lowest bits.
+    const ROUND: f64 = 6_755_399_441_055_744.0;
+    /// ln 2 in two parts, the first with so few bits that its product with an exponent is exact.
+    const LN2_HIGH: f64 = f64::from_bits(0x3fe6_2e42_fee0_0000);
+    const LN2_LOW: f64 = f64::from_bits(0x3dea_39ef_3579_3c76);
+    const INVERSE_FACTORIALS: [f64; 12] = {
+        let mut c = [1.0; 12];
+        let mut i = 2;
+        while i < 12 {
+            c[i] = c[i - 1] / i as f64;
+            i += 1;
+        }
+        c
+    };
+    let x = if x < -700.0 { -700.0 } else { x };
+    let rounded = x * std::f64::consts::LOG2_E + ROUND;
+    let n = rounded - ROUND;
+    let r = (x - n * LN2_HIGH) - n * LN2_LOW;
+    let polynomial = INVERSE_FACTORIALS.iter().rev().fold(0.0, |p, &c| p * r + c);
+    // 2^n: the low bits of the rounded number are n, moved into the exponent.
+    let power = f64::from_bits(rounded.to_bits().wrapping_add(1023) << 52);
+    polynomial * power
 }
 
 /// Sum of token NLLs with what the standard error needs.
@@ -101,6 +137,18 @@ mod tests {
             // Sixty-fourths below 8208 are exact in f32, so the shift changes nothing but the maximum.
             assert_eq!(token_nll(&logits, t), token_nll(&shifted, t));
         }
+    }
+
+    #[test]
+    fn the_exponential_is_that_of_the_library() {
+        const TOLERANCE: f64 = 2e-14;
+        for i in 0..=70_000 {
+            let x = -f64::from(i) / 100.0;
+            let (ours, exact) = (exp_of_negative(x), x.exp());
+            assert!((ours - exact).abs() <= TOLERANCE * exact, "exp({x}): {ours} for {exact}");
+        }
+        assert_eq!(exp_of_negative(0.0), 1.0);
+        assert!(exp_of_negative(-1e300) < 1e-300);
     }
 
     #[test]

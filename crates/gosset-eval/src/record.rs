@@ -131,9 +131,12 @@ pub struct ReportRow {
     pub quantize_seconds: Option<f64>,
     /// What happened to embeddings and output head.
     pub embeddings: String,
-    /// Peak heap while scoring alone.
+    /// Peak heap while scoring, without the ids of the text.
     pub peak_heap_bytes: u64,
-    /// The bound that `resident_bytes` is held to, if one applies.
+    /// Heap when scoring began, without the ids of the text: the loaded model with its tokenizer.
+    pub loaded_heap_bytes: u64,
+    /// The bound that `resident_bytes` is held to when weights stay compressed: file, two decoded row blocks, activations, and
+    /// `loaded_heap_bytes`. `None` for the unquantized model, whose weights are on the heap.
     pub resident_bound_bytes: Option<u64>,
     /// The record of the perplexity, with the cumulative list over windows.
     pub record: PplRecord,

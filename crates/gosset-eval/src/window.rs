@@ -1,6 +1,6 @@
 //! Windows over a token stream: where each begins and ends and which of its tokens it scores.
 
-use std::borrow::Cow;
+use std::ops::Range;
 
 use crate::{BosPolicy, PplProtocol, Scored, Tail};
 
@@ -22,17 +22,41 @@ impl WindowSpan {
     }
 }
 
-/// The token stream that windows are cut from: `tokens` with `bos` in front when the policy asks for one, the model has one and
-/// the text does not begin with it already.
-pub fn token_stream(tokens: &[u32], bos: Option<u32>, policy: BosPolicy) -> Cow<'_, [u32]> {
-    match (policy, bos) {
-        (BosPolicy::Once | BosPolicy::EachWindow, Some(bos)) if tokens.first() != Some(&bos) => {
-            let mut stream = Vec::with_capacity(tokens.len() + 1);
-            stream.push(bos);
-            stream.extend_from_slice(tokens);
-            Cow::Owned(stream)
-        }
-        _ => Cow::Borrowed(tokens),
+/// The token stream that windows are cut from: the text's ids, with a BOS in front when the policy asks for one, the model has one
+/// and the text does not begin with it already.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TokenStream<'a> {
+    tokens: &'a [u32],
+    front: Option<u32>,
+}
+
+impl<'a> TokenStream<'a> {
+    /// The stream of `tokens`, which hold no special tokens but what the text spells out.
+    pub fn new(tokens: &'a [u32], bos: Option<u32>, policy: BosPolicy) -> Self {
+        let front = bos.filter(|bos| policy != BosPolicy::None && tokens.first() != Some(bos));
+        TokenStream { tokens, front }
+    }
+
+    /// Number of tokens, the BOS included.
+    pub fn len(&self) -> usize {
+        self.tokens.len() + usize::from(self.front.is_some())
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Tokens `range` of the stream.
+    ///
+    /// # Panics
+    ///
+    /// If the range reaches beyond [`Self::len`].
+    pub fn slice(&self, range: Range<usize>) -> impl Iterator<Item = u32> + use<'a> {
+        let shift = usize::from(self.front.is_some());
+        let front = self.front.filter(|_| range.start == 0 && range.end > 0);
+        let text = &self.tokens[range.start.saturating_sub(shift)..range.end.saturating_sub(shift)];
+        front.into_iter().chain(text.iter().copied())
     }
 }
 
@@ -118,11 +142,22 @@ mod tests {
 
     #[test]
     fn a_bos_is_never_doubled() {
-        assert_eq!(*token_stream(&[5, 6], Some(1), BosPolicy::Once), [1, 5, 6]);
-        assert_eq!(*token_stream(&[1, 5, 6], Some(1), BosPolicy::Once), [1, 5, 6]);
-        assert_eq!(*token_stream(&[1, 5, 6], Some(1), BosPolicy::EachWindow), [1, 5, 6]);
-        assert_eq!(*token_stream(&[5, 6], Some(1), BosPolicy::None), [5, 6]);
-        assert_eq!(*token_stream(&[5, 6], None, BosPolicy::EachWindow), [5, 6]);
-        assert_eq!(*token_stream(&[], Some(1), BosPolicy::Once), [1]);
+        let stream = |tokens, bos, policy| {
+            let stream = TokenStream::new(tokens, bos, policy);
+            let all: Vec<u32> = stream.slice(0..stream.len()).collect();
+            assert_eq!(all.len(), stream.len());
+            for cut in 0..=all.len() {
+                assert!(stream.slice(cut..all.len()).eq(all[cut..].iter().copied()));
+                assert!(stream.slice(0..cut).eq(all[..cut].iter().copied()));
+            }
+            all
+        };
+        assert_eq!(stream(&[5, 6], Some(1), BosPolicy::Once), [1, 5, 6]);
+        assert_eq!(stream(&[1, 5, 6], Some(1), BosPolicy::Once), [1, 5, 6]);
+        assert_eq!(stream(&[1, 5, 6], Some(1), BosPolicy::EachWindow), [1, 5, 6]);
+        assert_eq!(stream(&[5, 6], Some(1), BosPolicy::None), [5, 6]);
+        assert_eq!(stream(&[5, 6], None, BosPolicy::EachWindow), [5, 6]);
+        assert_eq!(stream(&[], Some(1), BosPolicy::Once), [1]);
+        assert!(TokenStream::new(&[], None, BosPolicy::Once).is_empty());
     }
 }
