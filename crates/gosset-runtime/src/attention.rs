@@ -37,15 +37,25 @@ pub(crate) fn attend(
 ) -> Result<Tensor, RuntimeError> {
     let (n, q_row) = q.dims2()?;
     let q = f32_slice(q)?;
+    let q: &[f32] = &q;
     let group = shape.heads / shape.kv_heads;
     let block = (SCORE_ROWS / group).clamp(8, 64);
     let start = cache.len() - n;
     let mut out = vec![0f32; n * q_row];
+    if n == 1 {
+        // One query is one block; its KV heads are the only work to share out.
+        let span = group * shape.head_dim;
+        out.par_chunks_mut(span).enumerate().for_each_init(Workspace::default, |workspace, (kv_head, out)| {
+            workspace.attend_block(out, span, q, start, kv_head, cache, rope, shape);
+        });
+        return tensor2(out, n, q_row);
+    }
     out.par_chunks_mut(block * q_row).zip(q.par_chunks(block * q_row)).enumerate().for_each_init(
         Workspace::default,
         |workspace, (i, (out, q))| {
             for kv_head in 0..shape.kv_heads {
-                workspace.attend_block(out, q, start + i * block, kv_head, cache, rope, shape);
+                let out = &mut out[kv_head * group * shape.head_dim..];
+                workspace.attend_block(out, q_row, q, start + i * block, kv_head, cache, rope, shape);
             }
         },
     );
@@ -64,11 +74,14 @@ struct Workspace {
 }
 
 impl Workspace {
-    /// Attention of one KV head's group for the positions from `first` on; `q` and `out` are rows of all heads.
+    /// Attention of one KV head's group for the positions from `first` on.
+    ///
+    /// `q` is rows of all heads; `out` starts at the group's first column and has rows `out_row` elements apart.
     #[expect(clippy::too_many_arguments, reason = "one call site, all of them needed")]
     fn attend_block(
         &mut self,
         out: &mut [f32],
+        out_row: usize,
         q: &[f32],
         first: usize,
         kv_head: usize,
@@ -118,7 +131,7 @@ impl Workspace {
             Threads::One,
         );
         for (r, sums) in self.sums.chunks_exact(head_dim).enumerate() {
-            let at = r / group * q_row + span.start + r % group * head_dim;
+            let at = r / group * out_row + r % group * head_dim;
             let inverse = self.queries[r];
             out[at..at + head_dim].iter_mut().zip(sums).for_each(|(o, s)| *o = s * inverse);
         }

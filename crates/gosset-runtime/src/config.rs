@@ -72,7 +72,9 @@ impl ModelConfig {
         let head_dim = match field("head_dim").optional_count()? {
             Some(d) => d,
             None if hidden_size.is_multiple_of(n_heads) => hidden_size / n_heads,
-            None => return Err(RuntimeError::config("hidden_size", format!("a multiple of {n_heads} heads"), hidden_size)),
+            None => {
+                return Err(RuntimeError::config("hidden_size", format!("a multiple of {n_heads} heads"), hidden_size));
+            }
         };
         if !head_dim.is_multiple_of(2) {
             return Err(RuntimeError::config("head_dim", "an even number", head_dim));
@@ -82,7 +84,11 @@ impl ModelConfig {
             return Err(RuntimeError::config("hidden_act", "silu", activation));
         }
         if field("use_sliding_window").bool(false)? {
-            return Err(RuntimeError::config("use_sliding_window", "false: window attention is not implemented", "true"));
+            return Err(RuntimeError::config(
+                "use_sliding_window",
+                "false: window attention is not implemented",
+                "true",
+            ));
         }
         let rms_norm_eps = field("rms_norm_eps").float()?.unwrap_or(1e-6);
         if !(0.0..1.0).contains(&rms_norm_eps) {
@@ -103,7 +109,11 @@ impl ModelConfig {
         }
         let partial = field("partial_rotary_factor").float()?.unwrap_or(1.0);
         if partial != 1.0 {
-            return Err(RuntimeError::config("partial_rotary_factor", "1: partly rotated heads are not implemented", partial));
+            return Err(RuntimeError::config(
+                "partial_rotary_factor",
+                "1: partly rotated heads are not implemented",
+                partial,
+            ));
         }
         Ok(Self {
             architecture,
@@ -159,7 +169,10 @@ pub(crate) fn generation_eos_ids(bytes: &[u8]) -> Result<Vec<u32>, RuntimeError>
 fn architecture(map: &Map<String, Value>) -> Result<&'static Architecture, RuntimeError> {
     let model_type = map.get("model_type").and_then(Value::as_str);
     let class = map.get("architectures").and_then(|a| a.get(0)).and_then(Value::as_str);
-    let found = ARCHITECTURES.iter().copied().find(|a| Some(a.class) == class || (class.is_none() && Some(a.model_type) == model_type));
+    let found = ARCHITECTURES
+        .iter()
+        .copied()
+        .find(|a| Some(a.class) == class || (class.is_none() && Some(a.model_type) == model_type));
     found.ok_or_else(|| RuntimeError::UnsupportedArchitecture {
         found: class.or(model_type).unwrap_or("(neither architectures nor model_type in config.json)").to_owned(),
         supported: ARCHITECTURES.iter().map(|a| a.class).collect::<Vec<_>>().join(", "),
@@ -191,7 +204,10 @@ fn rope_scaling(at: &str, map: &Map<String, Value>, head_dim: usize) -> Result<R
             })
         }
         // With two different lists the choice depends on the length of the text; with equal ones it is a fixed divisor.
-        "longrope" if map.get("short_factor") == map.get("long_factor") && map.get("attention_factor") == Some(&Value::from(1.0)) => {
+        "longrope"
+            if map.get("short_factor") == map.get("long_factor")
+                && map.get("attention_factor") == Some(&Value::from(1.0)) =>
+        {
             let list = map.get("long_factor").and_then(Value::as_array);
             let factors: Option<Vec<f64>> =
                 list.and_then(|l| l.iter().map(|v| v.as_f64().filter(|f| f.is_finite() && *f > 0.0)).collect());
@@ -328,7 +344,8 @@ mod tests {
         assert_eq!(old, new);
         assert_eq!(old.rope_theta, 500_000.0);
         let factors = json!([1.0, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0]);
-        let longrope = json!({"rope_type": "longrope", "short_factor": factors, "long_factor": factors, "attention_factor": 1.0});
+        let longrope =
+            json!({"rope_type": "longrope", "short_factor": factors, "long_factor": factors, "attention_factor": 1.0});
         let config = with(json!({"rope_scaling": longrope})).unwrap();
         assert_eq!(config.rope_scaling, RopeScaling::Factors(vec![1.0, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0]));
     }
@@ -338,12 +355,21 @@ mod tests {
         for (changes, message) in [
             (json!({"hidden_size": null}), "config.json: hidden_size: expected a positive integer, found nothing"),
             (json!({"hidden_size": 66}), "config.json: hidden_size: expected a multiple of 4 heads, found 66"),
-            (json!({"num_hidden_layers": -1}), "config.json: num_hidden_layers: expected an integer from 1 to 2147483648, found -1"),
+            (
+                json!({"num_hidden_layers": -1}),
+                "config.json: num_hidden_layers: expected an integer from 1 to 2147483648, found -1",
+            ),
             (json!({"num_key_value_heads": 3}), "config.json: num_key_value_heads: expected a divisor of 4, found 3"),
             (json!({"head_dim": 15}), "config.json: head_dim: expected an even number, found 15"),
             (json!({"hidden_act": "gelu"}), "config.json: hidden_act: expected silu, found gelu"),
-            (json!({"rope_scaling": {"type": "yarn"}}), "config.json: rope_scaling.rope_type: expected default, linear, llama3, or longrope with equal lists and attention_factor 1.0, found yarn"),
-            (json!({"architectures": ["MambaForCausalLM"]}), "architecture MambaForCausalLM is not supported; supported: LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM"),
+            (
+                json!({"rope_scaling": {"type": "yarn"}}),
+                "config.json: rope_scaling.rope_type: expected default, linear, llama3, or longrope with equal lists and attention_factor 1.0, found yarn",
+            ),
+            (
+                json!({"architectures": ["MambaForCausalLM"]}),
+                "architecture MambaForCausalLM is not supported; supported: LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM",
+            ),
         ] {
             assert_eq!(with(changes).unwrap_err().to_string(), message);
         }

@@ -94,17 +94,15 @@ pub fn generate(
         ));
     }
     let tokenizer = model.tokenizer();
-    if let Some(tokenizer) = tokenizer {
-        let unknown = (0..model.vocab_size()).filter(|&id| !tokenizer.contains(id as u32)).count();
-        if unknown > 0 {
-            let rows = model.vocab_size();
-            notes.push(format!("{unknown} of {rows} embedding rows have no token and are never sampled"));
-        }
+    let n_rows = model.vocab_size();
+    let has_token: Vec<bool> =
+        (0..n_rows).map(|id| tokenizer.is_none_or(|t| u32::try_from(id).is_ok_and(|id| t.contains(id)))).collect();
+    let n_unknown = has_token.iter().filter(|has| !**has).count();
+    if n_unknown > 0 {
+        notes.push(format!("{n_unknown} of {n_rows} embedding rows have no token and are never sampled"));
     }
-    let allowed = |id: u32| tokenizer.is_none_or(|t| t.contains(id));
-    let stops = |id: u32| {
-        options.stop_ids.contains(&id) || (!options.ignore_model_stop_ids && model.stop_ids().contains(&id))
-    };
+    let stops =
+        |id: u32| options.stop_ids.contains(&id) || (!options.ignore_model_stop_ids && model.stop_ids().contains(&id));
 
     let mut seen = prompt.to_vec();
     let mut cache = model.new_cache();
@@ -114,7 +112,7 @@ pub fn generate(
     let mut stop = if max_tokens < options.max_tokens { StopReason::ContextFull } else { StopReason::MaxTokens };
     while tokens.len() < max_tokens {
         let logits = next_logits(model, &seen, &mut cache)?;
-        let Some(id) = sampler.pick(&logits, allowed) else {
+        let Some(id) = sampler.pick(&logits, |id| has_token[id as usize]) else {
             return Err(RuntimeError::Tokenizer("none of the model's ids has a token".to_owned()));
         };
         if stops(id) {
@@ -141,11 +139,7 @@ pub fn generate(
 }
 
 /// Feeds what the cache lacks of `tokens` and returns the logits after the last one.
-fn next_logits(
-    model: &LanguageModel,
-    tokens: &[u32],
-    cache: &mut crate::KvCache,
-) -> Result<Vec<f32>, RuntimeError> {
+fn next_logits(model: &LanguageModel, tokens: &[u32], cache: &mut crate::KvCache) -> Result<Vec<f32>, RuntimeError> {
     let mut last = None;
     for chunk in tokens[cache.len()..].chunks(PREFILL_CHUNK) {
         last = Some((model.forward(chunk, cache)?, chunk.len()));

@@ -14,8 +14,7 @@ pub struct KvCache {
 
 impl KvCache {
     pub(crate) fn new(n_layers: usize, kv_heads: usize, head_dim: usize) -> Self {
-        let layer = LayerCache { kv_heads, head_dim, keys: Vec::new(), values: Vec::new() };
-        Self { layers: vec![layer; n_layers], len: 0 }
+        Self { layers: vec![LayerCache::new(kv_heads, head_dim); n_layers], len: 0 }
     }
 
     /// Number of positions held.
@@ -55,6 +54,11 @@ pub(crate) struct LayerCache {
 }
 
 impl LayerCache {
+    /// Without positions.
+    pub(crate) fn new(kv_heads: usize, head_dim: usize) -> Self {
+        Self { kv_heads, head_dim, keys: Vec::new(), values: Vec::new() }
+    }
+
     /// Elements of one position.
     pub(crate) fn row_len(&self) -> usize {
         self.kv_heads * self.head_dim
@@ -75,7 +79,8 @@ impl LayerCache {
         &self.values
     }
 
-    fn truncate(&mut self, len: usize) {
+    /// Forgets every position from `len` on.
+    pub(crate) fn truncate(&mut self, len: usize) {
         let n = len.saturating_mul(self.row_len());
         self.keys.truncate(n);
         self.values.truncate(n);

@@ -34,6 +34,9 @@ pub struct Resident {
     pub heap_bytes: u64,
 }
 
+/// Side files by name.
+type Blobs<'f, 'a> = dyn Fn(&str) -> Result<Option<&'a [u8]>, RuntimeError> + 'f;
+
 /// A decoder-only transformer, loaded.
 ///
 /// Immutable, so that threads share it; everything that changes is in a [`KvCache`].
@@ -79,7 +82,7 @@ impl LanguageModel {
 
     fn load<'a>(
         weights: &dyn Weights,
-        blob: &dyn Fn(&str) -> Result<Option<&'a [u8]>, RuntimeError>,
+        blob: &Blobs<'_, 'a>,
         missing_config: impl FnOnce() -> RuntimeError,
         force_tie: Option<bool>,
         mapped_bytes: u64,
@@ -171,7 +174,8 @@ impl LanguageModel {
         sink: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), RuntimeError> {
         assert!(positions.end <= tokens.len(), "positions {positions:?} of {} tokens", tokens.len());
-        let hidden = self.forward(&tokens[..positions.end], &mut self.new_cache())?;
+        self.check_tokens(&tokens[..positions.end], 0)?;
+        let hidden = self.decoder.forward_once(&tokens[..positions.end], &mut |_, _| Ok(()))?;
         for start in positions.clone().step_by(LOGIT_SLICE) {
             let n = LOGIT_SLICE.min(positions.end - start);
             let logits = self.logits(&hidden.narrow(0, start, n)?)?;
@@ -193,7 +197,7 @@ impl LanguageModel {
             Some(position) => Err(RuntimeError::NonFinite { layer: layer.to_owned(), position }),
             None => Ok(()),
         };
-        match self.decoder.forward(tokens, &mut self.new_cache(), watch) {
+        match self.decoder.forward_once(tokens, watch) {
             Err(error) => error,
             Ok(_) => RuntimeError::NonFinite { layer: "lm_head".to_owned(), position },
         }

@@ -1,4 +1,31 @@
 //! Runs transformers from a Gosset container, a GGUF file or a Hugging Face folder, on candle.
+//!
+//! | item | gives |
+//! |---|---|
+//! | [`source::open_source`] | a checkpoint as one kind of thing, whatever its files are |
+//! | [`LanguageModel`] | hidden states, logits and scores; from a checkpoint in f32, from a container as it is stored |
+//! | [`Linear`] | a layer over dense, coded or stored weights, as candle's `Module` |
+//! | [`KvCache`] | the state of one conversation |
+//! | [`generate`](fn@generate) | text, streamed without splitting characters |
+//! | [`text`] | tokenizers, incremental detokenization, chat templates |
+//!
+//! Weights of a container stay in the file's map in their compressed form. Each use decodes a block of rows into scratch,
+//! multiplies it in the rotated frame with the activation, which is rotated once, and forgets it; apart from activations the
+//! process never holds more than the file, the norms and two megabytes of decoded weights. Arithmetic is f32, and every result
+//! is the same for any number of threads.
+//!
+//! ```no_run
+//! use std::ops::ControlFlow;
+//! use gosset_container::Container;
+//! use gosset_runtime::{GenerateOptions, LanguageModel, LoadOptions, generate};
+//!
+//! let container = Container::open("model.gosset".as_ref())?;
+//! let model = LanguageModel::from_container(container, &LoadOptions::default())?;
+//! let prompt = model.require_tokenizer()?.encode("The capital of France is")?;
+//! let generation = generate(&model, &prompt, &GenerateOptions::greedy(32), &mut |_piece| ControlFlow::Continue(()))?;
+//! assert_eq!(generation.n_prompt, prompt.len());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod arch;
 mod attention;

@@ -148,9 +148,19 @@ impl Linear {
 }
 
 impl Module for Linear {
-    /// [`Linear`] as candle sees it; `x` is `[n, in_features]`.
+    /// [`Linear`] as candle sees it: the last dimension of `x` is `in_features`, the others are kept.
     fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
-        self.apply(&Activation::new(x.clone())).map_err(candle_core::Error::wrap)
+        let mut dims = x.dims().to_vec();
+        if dims.last() != Some(&self.in_features()) {
+            let (expected, found) = (self.in_features(), x.shape());
+            candle_core::bail!("expected a last dimension of {expected}, found shape {found:?}");
+        }
+        let flat = x.contiguous()?.reshape(((), self.in_features()))?;
+        let y = self.apply(&Activation::new(flat)).map_err(candle_core::Error::wrap)?;
+        if let Some(last) = dims.last_mut() {
+            *last = self.out_features();
+        }
+        y.reshape(dims)
     }
 }
 
@@ -227,5 +237,27 @@ impl WeightRows for OpenRows<'_> {
 
     fn fill(&self, rows: Range<usize>, out: &mut [f32], (): &mut ()) -> Result<(), RuntimeError> {
         dequantize_rows(self.dtype, self.bytes, self.cols, rows, out)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::Device;
+
+    use super::*;
+
+    #[test]
+    fn candle_sees_a_module_that_keeps_leading_dimensions() {
+        let weight = Tensor::from_vec(vec![1f32, 2.0, 3.0, 4.0, 5.0, 6.0], (2, 3), &Device::Cpu).unwrap();
+        let linear = Linear::Dense { weight, bias: Some(vec![0.5, -0.5]) };
+        assert_eq!((linear.out_features(), linear.in_features(), linear.heap_bytes()), (2, 3, 32));
+        let x = Tensor::from_vec((0..12).map(|v| v as f32).collect::<Vec<_>>(), (2, 2, 3), &Device::Cpu).unwrap();
+        let y = linear.forward(&x).unwrap();
+        assert_eq!(y.dims(), [2, 2, 2]);
+        let expected = [[[8.5, 16.5], [26.5, 61.5]], [[44.5, 106.5], [62.5, 151.5]]];
+        assert_eq!(y.to_vec3::<f32>().unwrap(), expected);
+        let transposed = x.reshape((3, 4)).unwrap().t().unwrap();
+        assert_eq!(linear.forward(&transposed).unwrap().dims(), [4, 2]);
+        assert!(linear.forward(&x.reshape((6, 2)).unwrap()).is_err(), "two columns are not three");
     }
 }

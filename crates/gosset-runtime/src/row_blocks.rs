@@ -92,3 +92,70 @@ pub(crate) fn dense_product(w: &[f32], x: &[f32], n: usize, cols: usize) -> Vec<
     }
     y
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::numbers;
+
+    /// A dense matrix that insists on ranges of whole steps.
+    struct Stepped {
+        data: Vec<f32>,
+        cols: usize,
+        step: usize,
+    }
+
+    impl WeightRows for Stepped {
+        type Scratch = ();
+
+        fn shape(&self) -> (usize, usize) {
+            (self.data.len() / self.cols, self.cols)
+        }
+
+        fn row_step(&self) -> usize {
+            self.step
+        }
+
+        fn fill(&self, rows: Range<usize>, out: &mut [f32], (): &mut ()) -> Result<(), RuntimeError> {
+            assert!(rows.start.is_multiple_of(self.step), "{rows:?} is no range of whole steps of {}", self.step);
+            assert!(rows.end.is_multiple_of(self.step) || rows.end == self.shape().0);
+            out.copy_from_slice(&self.data[rows.start * self.cols..rows.end * self.cols]);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn blocks_of_whole_steps_give_the_dense_product() {
+        // Several blocks with a short last one; a step wider than a task; a step wider than the matrix; one column.
+        for (rows, cols, step) in [(3001, 300, 7), (1500, 701, 512), (40, 33, 512), (700, 1, 3), (2, 70_000, 1)] {
+            let w = Stepped { data: numbers(rows * cols, 1, 0.0, 1.0), cols, step };
+            for n in [1, 2, 9] {
+                let x = numbers(n * cols, 2, 0.0, 1.0);
+                let (blocked, dense) = (product(&w, &x, n).unwrap(), dense_product(&w.data, &x, n, cols));
+                let bound = 1e-5 * (cols as f32).sqrt();
+                let close = |(a, b): (&f32, &f32)| (a - b).abs() <= bound;
+                assert!(blocked.len() == n * rows && blocked.iter().zip(&dense).all(close), "{rows} x {cols}, {n}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_error_of_one_block_ends_the_product() {
+        struct Broken;
+        impl WeightRows for Broken {
+            type Scratch = ();
+            fn shape(&self) -> (usize, usize) {
+                (5000, 300)
+            }
+            fn row_step(&self) -> usize {
+                1
+            }
+            fn fill(&self, rows: Range<usize>, _: &mut [f32], (): &mut ()) -> Result<(), RuntimeError> {
+                if rows.contains(&4321) { Err(RuntimeError::Tokenizer("broken".into())) } else { Ok(()) }
+            }
+        }
+        for n in [1, 3] {
+            assert_eq!(product(&Broken, &vec![0.0; 300 * n], n).unwrap_err().to_string(), "tokenizer: broken");
+        }
+    }
+}

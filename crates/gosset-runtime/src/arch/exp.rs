@@ -75,9 +75,9 @@ fn silu_mul_scalar(gate: &mut [f32], up: &[f32]) {
 fn exp(x: f32) -> f32 {
     /// 1.5 · 2^23: adding it leaves the nearest integer in the low bits of the mantissa.
     const ROUND: f32 = 12_582_912.0;
-    /// ln 2 in two parts, the first of which has 9 zero bits at its end: `n * LN2_HI` is exact for |n| < 2^9.
-    const LN2_HI: f32 = 0.693_359_375;
-    const LN2_LO: f32 = (std::f64::consts::LN_2 - 0.693_359_375) as f32;
+    /// ln 2 in two parts, the first of which has 9 bits: `n * LN2_HI` is exact for every n here.
+    const LN2_HI: f32 = 355.0 / 512.0;
+    const LN2_LO: f32 = (std::f64::consts::LN_2 - 355.0 / 512.0) as f32;
     // Comparisons written so that a NaN passes through.
     let x = if x < -87.0 { -87.0 } else { x };
     let x = if x > 88.0 { 88.0 } else { x };

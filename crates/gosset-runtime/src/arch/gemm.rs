@@ -130,8 +130,12 @@ mod tests {
             );
             for i in 0..m {
                 for j in 0..n {
-                    let sum: f64 = (0..k).map(|l| f64::from(a[i * a_stride + l]) * f64::from(b[j * b_stride + l])).sum();
-                    assert!((f64::from(dst[i * d_stride + j]) - sum).abs() < 1e-5 * k as f64, "{m} {n} {k}: ({i}, {j})");
+                    let sum: f64 =
+                        (0..k).map(|l| f64::from(a[i * a_stride + l]) * f64::from(b[j * b_stride + l])).sum();
+                    assert!(
+                        (f64::from(dst[i * d_stride + j]) - sum).abs() < 1e-5 * k as f64,
+                        "{m} {n} {k}: ({i}, {j})"
+                    );
                 }
                 assert!(i + 1 == m || dst[i * d_stride + n].is_nan(), "a gap between rows was written");
             }

@@ -93,6 +93,14 @@ struct Layer {
     down: Linear,
 }
 
+/// Where the layers of one pass find and leave keys and values.
+enum Memory<'a> {
+    /// Each in its own cache.
+    Kept(&'a mut [LayerCache]),
+    /// All in the same one, emptied before each.
+    Forgotten(LayerCache),
+}
+
 impl Decoder {
     /// Loads every tensor; their names and shapes were checked against [`expected_tensors`] before.
     pub(crate) fn load(config: &ModelConfig, weights: &dyn Weights, tied: bool) -> Result<Self, RuntimeError> {
@@ -156,7 +164,7 @@ impl Decoder {
         watch: &mut dyn FnMut(&str, &Tensor) -> Result<(), RuntimeError>,
     ) -> Result<Tensor, RuntimeError> {
         let start = cache.len();
-        let result = self.pass(tokens, cache, watch);
+        let result = self.pass(tokens, start, Memory::Kept(&mut cache.layers), watch);
         match result {
             Ok(_) => cache.advance(tokens.len()),
             Err(_) => cache.truncate(start),
@@ -164,16 +172,33 @@ impl Decoder {
         result
     }
 
+    /// [`forward`](Self::forward) from an empty cache that nobody will ask for: the layers take turns with one.
+    pub(crate) fn forward_once(
+        &self,
+        tokens: &[u32],
+        watch: &mut dyn FnMut(&str, &Tensor) -> Result<(), RuntimeError>,
+    ) -> Result<Tensor, RuntimeError> {
+        self.pass(tokens, 0, Memory::Forgotten(LayerCache::new(self.shape.kv_heads, self.shape.head_dim)), watch)
+    }
+
     fn pass(
         &self,
         tokens: &[u32],
-        cache: &mut KvCache,
+        start: usize,
+        mut memory: Memory<'_>,
         watch: &mut dyn FnMut(&str, &Tensor) -> Result<(), RuntimeError>,
     ) -> Result<Tensor, RuntimeError> {
-        let rope = self.rope.table(cache.len()..cache.len() + tokens.len());
+        let rope = self.rope.table(start..start + tokens.len());
         let mut x = self.embedding.gather(tokens)?;
         watch("model.embed_tokens", &x)?;
-        for (layer, cache) in self.layers.iter().zip(&mut cache.layers) {
+        for (i, layer) in self.layers.iter().enumerate() {
+            let cache = match &mut memory {
+                Memory::Kept(layers) => &mut layers[i],
+                Memory::Forgotten(cache) => {
+                    cache.truncate(0);
+                    cache
+                }
+            };
             x = layer.forward(&x, cache, &rope, self.shape)?;
             watch(&layer.name, &x)?;
         }
@@ -212,7 +237,8 @@ impl Layer {
 
     fn heap_bytes(&self) -> usize {
         let linears = [&self.q, &self.k, &self.v, &self.o, &self.gate, &self.up, &self.down];
-        let norms = [Some(&self.input_norm), Some(&self.post_attention_norm), self.q_norm.as_ref(), self.k_norm.as_ref()];
+        let norms =
+            [Some(&self.input_norm), Some(&self.post_attention_norm), self.q_norm.as_ref(), self.k_norm.as_ref()];
         linears.iter().map(|l| l.heap_bytes()).sum::<usize>()
             + norms.iter().flatten().map(|n| n.heap_bytes()).sum::<usize>()
     }

@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use gosset_container::{Container, ContainerKind, ManifestInfo, Writer};
 use gosset_codec::{CodecSpec, MatRef, PlaneData};
+use gosset_container::{Container, ContainerKind, ManifestInfo, Writer};
 use gosset_quantize::{ModelSource, QuantizeOptions, Silent};
 use serde_json::json;
 
@@ -25,12 +25,8 @@ fn load(container: &Arc<Container>) -> LanguageModel {
 
 /// The container's tensors, decoded to f32 in their original basis, as a checkpoint of its own.
 fn decoded(source: &MemorySource, container: &Arc<Container>) -> MemorySource {
-    let mut out = MemorySource {
-        info: source.info.clone(),
-        tensors: Vec::new(),
-        data: Vec::new(),
-        blobs: source.blobs.clone(),
-    };
+    let mut out =
+        MemorySource { info: source.info.clone(), tensors: Vec::new(), data: Vec::new(), blobs: source.blobs.clone() };
     for (t, data) in source.tensors.iter().zip(&source.data) {
         match container.entry(&t.name) {
             Some(e) if e.is_coded() => {
@@ -111,7 +107,10 @@ fn results_from_a_container_do_not_depend_on_the_number_of_threads() {
 fn i05_a_moved_container_generates_and_a_stripped_one_names_the_part() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("m.gosset");
-    let mut source = MemorySource::new(&TinyModel { rope_llama3: Some((8.0, 1.0, 4.0, 64)), ..TinyModel::t0(TinyFamily::Llama, 45) });
+    let mut source = MemorySource::new(&TinyModel {
+        rope_llama3: Some((8.0, 1.0, 4.0, 64)),
+        ..TinyModel::t0(TinyFamily::Llama, 45)
+    });
     drop(quantize(&source, &QuantizeOptions::new("e8-rice", 4.0), &path));
     let elsewhere = tempfile::tempdir().unwrap();
     let moved = elsewhere.path().join("moved.gosset");
@@ -168,7 +167,11 @@ fn e04_a_nan_scale_inside_a_container_is_found_by_layer() {
     let model = load(&Container::open(&path).unwrap());
     let mut rows = 0;
     let scored = model.score(&ids(20, 260, 1), 0..19, &mut |_, _| rows += 1).unwrap_err();
-    assert_eq!((scored.to_string().as_str(), rows), ("non-finite value at position 0: first seen in model.layers.1", 0));
-    let generated = generate(&model, &[1, 2], &GenerateOptions::greedy(3), &mut |_| std::ops::ControlFlow::Continue(()));
+    assert_eq!(
+        (scored.to_string().as_str(), rows),
+        ("non-finite value at position 0: first seen in model.layers.1", 0)
+    );
+    let generated =
+        generate(&model, &[1, 2], &GenerateOptions::greedy(3), &mut |_| std::ops::ControlFlow::Continue(()));
     assert!(matches!(generated.unwrap_err(), RuntimeError::NonFinite { layer, .. } if layer == "model.layers.1"));
 }

@@ -39,7 +39,14 @@ fn assert_close(found: &[Vec<f32>], expected: &[Vec<f64>], what: &str) {
 
 fn models() -> Vec<(&'static str, MemorySource)> {
     let llama = TinyModel::t0(TinyFamily::Llama, 1);
-    let odd = TinyModel { hidden: 36, n_heads: 3, n_kv_heads: 1, head_dim: 10, ffn: 50, ..TinyModel::t0(TinyFamily::Qwen2, 2) };
+    let odd = TinyModel {
+        hidden: 36,
+        n_heads: 3,
+        n_kv_heads: 1,
+        head_dim: 10,
+        ffn: 50,
+        ..TinyModel::t0(TinyFamily::Qwen2, 2)
+    };
     vec![
         ("llama", MemorySource::new(&llama)),
         ("llama tied", MemorySource::new(&TinyModel { tied: true, ..llama.clone() })),
@@ -161,14 +168,18 @@ fn missing_tensors_and_parts_are_named() {
     );
     let mut source = whole();
     source.set_config("num_hidden_layers", json!(2_000_000_000));
-    assert!(matches!(load(&source).unwrap_err(), RuntimeError::MissingTensor { name, .. } if name.contains("layers.2.")));
+    assert!(
+        matches!(load(&source).unwrap_err(), RuntimeError::MissingTensor { name, .. } if name.contains("layers.2."))
+    );
     let mut source = whole();
     source.set_blob("config.json", None);
     assert!(matches!(load(&source).unwrap_err(), RuntimeError::MissingPart { part, .. } if part == "config.json"));
     let mut source = whole();
     source.set_blob("tokenizer.json", None);
     let model = load(&source).unwrap();
-    assert!(matches!(model.require_tokenizer().unwrap_err(), RuntimeError::MissingPart { part, .. } if part == "tokenizer.json"));
+    assert!(
+        matches!(model.require_tokenizer().unwrap_err(), RuntimeError::MissingPart { part, .. } if part == "tokenizer.json")
+    );
 }
 
 #[test]
@@ -232,8 +243,10 @@ fn e04_the_first_bad_layer_is_named() {
 fn c10_folder_and_gguf_of_the_same_weights_give_equal_logits() {
     let folder = tempfile::tempdir().unwrap();
     let tokens = ids(65, 260, 18);
-    for (i, (family, dtype)) in
-        [TinyFamily::Llama, TinyFamily::Qwen2].into_iter().flat_map(|f| ["F32", "BF16", "Q8_0"].map(|d| (f, d))).enumerate()
+    for (i, (family, dtype)) in [TinyFamily::Llama, TinyFamily::Qwen2]
+        .into_iter()
+        .flat_map(|f| ["F32", "BF16", "Q8_0"].map(|d| (f, d)))
+        .enumerate()
     {
         for (scaling, parts) in [(None, 1), (Some((8.0, 1.0, 4.0, 64)), 2)] {
             // The sizes are multiples of 32, so that every matrix is stored in blocks.

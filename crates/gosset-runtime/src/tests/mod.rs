@@ -16,7 +16,7 @@ use crate::source::fixture::TinyModel;
 use reference::Reference;
 
 /// A checkpoint in memory, all f32, that tests change at will.
-pub(super) struct MemorySource {
+pub(crate) struct MemorySource {
     info: SourceInfo,
     tensors: Vec<TensorInfo>,
     data: Vec<Vec<f32>>,
@@ -25,7 +25,7 @@ pub(super) struct MemorySource {
 
 impl MemorySource {
     /// The tensors, configuration and tokenizer of `tiny`, in values that BF16 holds.
-    pub(super) fn new(tiny: &TinyModel) -> Self {
+    pub(crate) fn new(tiny: &TinyModel) -> Self {
         let mut source = Self {
             info: SourceInfo {
                 kind: "memory".into(),
@@ -48,20 +48,20 @@ impl MemorySource {
         source
     }
 
-    pub(super) fn add(&mut self, name: &str, shape: &[usize], data: Vec<f32>) {
+    pub(crate) fn add(&mut self, name: &str, shape: &[usize], data: Vec<f32>) {
         assert_eq!(shape.iter().product::<usize>(), data.len(), "{name}");
         let n_bytes = data.len() as u64 * 4;
         self.tensors.push(TensorInfo { name: name.into(), shape: shape.to_vec(), dtype: "F32".into(), n_bytes });
         self.data.push(data);
     }
 
-    pub(super) fn remove(&mut self, name: &str) {
+    pub(crate) fn remove(&mut self, name: &str) {
         let i = self.index(name);
         self.tensors.remove(i);
         self.data.remove(i);
     }
 
-    pub(super) fn tensor_mut(&mut self, name: &str) -> &mut Vec<f32> {
+    pub(crate) fn tensor_mut(&mut self, name: &str) -> &mut Vec<f32> {
         let i = self.index(name);
         &mut self.data[i]
     }
@@ -70,22 +70,22 @@ impl MemorySource {
         self.tensors.iter().position(|t| t.name == name).unwrap_or_else(|| panic!("{name}"))
     }
 
-    pub(super) fn set_blob(&mut self, name: &'static str, bytes: Option<Vec<u8>>) {
+    pub(crate) fn set_blob(&mut self, name: &'static str, bytes: Option<Vec<u8>>) {
         self.blobs.retain(|(n, _)| *n != name);
         self.blobs.extend(bytes.map(|b| (name, b)));
     }
 
-    pub(super) fn config(&self) -> Value {
+    pub(crate) fn config(&self) -> Value {
         serde_json::from_slice(self.blob("config.json").unwrap()).unwrap()
     }
 
-    pub(super) fn set_config(&mut self, key: &str, value: Value) {
+    pub(crate) fn set_config(&mut self, key: &str, value: Value) {
         let mut config = self.config();
         config[key] = value;
         self.set_blob("config.json", Some(config.to_string().into_bytes()));
     }
 
-    pub(super) fn reference(&self) -> Reference {
+    fn reference(&self) -> Reference {
         let tensors = self.tensors.iter().zip(&self.data);
         let tensors: HashMap<_, _> =
             tensors.map(|(t, data)| (t.name.clone(), (t.shape.clone(), data.clone()))).collect();
@@ -122,7 +122,7 @@ impl ModelSource for MemorySource {
 }
 
 /// Seeded numbers, about normal with the given spread.
-pub(super) fn numbers(n: usize, seed: u32, centre: f32, spread: f32) -> Vec<f32> {
+pub(crate) fn numbers(n: usize, seed: u32, centre: f32, spread: f32) -> Vec<f32> {
     let uniform = |w: u32| w as f32 / 2f32.powi(32) - 0.5;
     (0..n as u32)
         .map(|i| {
@@ -133,12 +133,12 @@ pub(super) fn numbers(n: usize, seed: u32, centre: f32, spread: f32) -> Vec<f32>
 }
 
 /// Seeded token ids below `vocab`.
-pub(super) fn ids(n: usize, vocab: u32, seed: u32) -> Vec<u32> {
+pub(crate) fn ids(n: usize, vocab: u32, seed: u32) -> Vec<u32> {
     (0..n as u32).map(|i| gosset_transform::philox4x32_10([i, 0, 0, 2], [seed, 0])[0] % vocab).collect()
 }
 
 /// A Qwen3-like checkpoint: hidden 40, 4 heads of a stated 16, 2 KV heads, normalized queries and keys.
-pub(super) fn qwen3_like() -> MemorySource {
+pub(crate) fn qwen3_like() -> MemorySource {
     use crate::source::fixture::TinyFamily;
     let tiny = TinyModel { hidden: 40, head_dim: 16, ..TinyModel::t0(TinyFamily::Llama, 5) };
     let mut source = MemorySource::new(&tiny);

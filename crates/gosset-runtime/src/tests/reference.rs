@@ -137,7 +137,8 @@ impl Reference {
             let gate = self.linear(&format!("{layer}.mlp.gate_proj"), &normed);
             let up = self.linear(&format!("{layer}.mlp.up_proj"), &normed);
             let silu = |g: f64| g / (1.0 + (-g).exp());
-            let gated = gate.iter().zip(&up).map(|(g, u)| g.iter().zip(u).map(|(&g, u)| silu(g) * u).collect()).collect();
+            let gated =
+                gate.iter().zip(&up).map(|(g, u)| g.iter().zip(u).map(|(&g, u)| silu(g) * u).collect()).collect();
             let down = self.linear(&format!("{layer}.mlp.down_proj"), &gated);
             add(&mut x, down);
         }
