@@ -11,7 +11,7 @@
 //!
 //! Weights of a container stay in the file's map in their compressed form. Each use decodes a block of rows into scratch,
 //! multiplies it in the rotated frame with the activation, which is rotated once, and forgets it; apart from activations the
-//! process never holds more than the file, the norms and two megabytes of decoded weights. Arithmetic is f32, and every result
+//! process holds no more than the file, the norms and one such block (2 MB for usual widths). Arithmetic is f32, and every result
 //! is the same for any number of threads.
 //!
 //! ```no_run
