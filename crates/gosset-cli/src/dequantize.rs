@@ -79,7 +79,7 @@ pub(crate) fn run(args: &DequantizeArgs) -> Result<()> {
         gosset_quantize::dequantize(&container, folder, args.dtype, Some(&GgufBlocks), &reporter)
             .map_err(anyhow::Error::from)
     };
-    let watch = interrupt::watch();
+    let watch = interrupt::watch_slowly();
     let occupied = fs::read_dir(&args.output).is_ok_and(|mut entries| entries.next().is_some());
     let summary = if occupied && args.force { into_occupied(&args.output, expand)? } else { expand(&args.output)? };
     drop(watch);

@@ -51,7 +51,7 @@ impl Progress {
         let text = || {
             let seconds = self.start.elapsed().as_secs_f64();
             let pace = pace(done_weights, self.total_weights, seconds);
-            format!("{verb} {} {}/{total}{pace}", printable(tensor), index + 1)
+            format!("{verb} {}/{total}{pace}: {}", index + 1, printable(tensor))
         };
         match &self.shape {
             Shape::Silent => {}

@@ -148,7 +148,7 @@ pub(crate) fn run(args: &QuantizeArgs) -> Result<()> {
         opening: Mutex::new((!args.quiet).then_some(opening)),
         progress: Progress::new(args.quiet, "quantizing", estimate.n_params),
     };
-    let watch = interrupt::watch();
+    let watch = interrupt::watch_slowly();
     let report = gosset_quantize::run(&plan, source.as_ref(), out, args.force, &reporter)?;
     drop(watch);
     reporter.progress.finish();
