@@ -48,7 +48,7 @@ pub enum StopReason {
 /// What was generated.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Generation {
-    /// The text, equal to all streamed pieces together; empty for a model without tokenizer.
+    /// The text that follows the prompt, equal to all streamed pieces together; empty for a model without tokenizer.
     pub text: String,
     /// The ids behind it, without the stop id.
     pub tokens: Vec<u32>,
@@ -106,7 +106,7 @@ pub fn generate(
 
     let mut seen = prompt.to_vec();
     let mut cache = model.new_cache();
-    let mut stream = tokenizer.map(TextStream::new);
+    let mut stream = tokenizer.map(TextStream::continuing);
     let mut text = String::new();
     let mut tokens = Vec::new();
     let mut stop = if max_tokens < options.max_tokens { StopReason::ContextFull } else { StopReason::MaxTokens };

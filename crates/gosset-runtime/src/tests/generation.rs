@@ -6,6 +6,7 @@ use serde_json::json;
 
 use super::{MemorySource, ids};
 use crate::source::fixture::{TinyFamily, TinyModel};
+use crate::text::TextStream;
 use crate::{GenerateOptions, LanguageModel, LoadOptions, RuntimeError, Sampling, StopReason, generate};
 
 fn load(source: &MemorySource) -> LanguageModel {
@@ -20,7 +21,12 @@ fn run(model: &LanguageModel, prompt: &[u32], options: &GenerateOptions) -> crat
     })
     .unwrap();
     assert_eq!(streamed, generation.text);
-    assert_eq!(generation.text, model.tokenizer().map_or(String::new(), |t| t.decode(&generation.tokens)));
+    let continued = |tokenizer| {
+        let mut stream = TextStream::continuing(tokenizer);
+        let text: String = generation.tokens.iter().filter_map(|&id| stream.push(id)).collect();
+        text + &stream.finish()
+    };
+    assert_eq!(generation.text, model.tokenizer().map_or(String::new(), continued));
     generation
 }
 
@@ -125,6 +131,27 @@ fn f02_a_full_context_is_known_at_the_start() {
     assert!(matches!(result.unwrap_err(), RuntimeError::ContextOverflow { asked: 33, limit: 32, .. }));
     let empty = generate(&model, &[], &untied(1), &mut |_| ControlFlow::Continue(()));
     assert!(matches!(empty.unwrap_err(), RuntimeError::Options { .. }));
+}
+
+#[test]
+fn j01_a_continuation_keeps_its_leading_space() {
+    let mut source = MemorySource::new(&TinyModel::t0(TinyFamily::Llama, 38));
+    // SentencePiece style: every piece is a word that begins with a space, which is no part of a text only at its start.
+    let vocab: serde_json::Map<_, _> = (0..260).map(|id| (format!("▁w{id}"), json!(id))).collect();
+    let tokenizer = json!({
+        "version": "1.0", "added_tokens": [], "normalizer": null, "pre_tokenizer": null, "post_processor": null,
+        "decoder": { "type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": false },
+        "model": { "type": "BPE", "vocab": vocab, "merges": [] },
+    });
+    source.set_blob("tokenizer.json", Some(tokenizer.to_string().into_bytes()));
+    let model = load(&source);
+    let decode = |ids: &[u32]| model.tokenizer().unwrap().decode(ids);
+    for seed in 0..4 {
+        let prompt = ids(5, 260, seed);
+        let generation = run(&model, &prompt, &untied(6));
+        assert!(generation.text.starts_with(" w"), "{:?}", generation.text);
+        assert_eq!(decode(&prompt) + &generation.text, decode(&[prompt, generation.tokens].concat()));
+    }
 }
 
 #[test]
