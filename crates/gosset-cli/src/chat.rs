@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::Args;
-use gosset_runtime::LanguageModel;
 use gosset_runtime::text::{ChatTemplate, Message, Tokenizer};
+use gosset_runtime::{KvCache, LanguageModel, RuntimeError, StopReason, generate_with_cache};
 
 use crate::cli::ThreadArgs;
 use crate::generate::{SamplingArgs, Streamed, notes, warnings};
@@ -58,8 +58,15 @@ pub(crate) fn run(args: &ChatArgs) -> Result<()> {
         output::note(COMMANDS);
     }
     let opening: Vec<Message> = args.system.iter().map(|text| Message::new("system", text.as_str())).collect();
-    let mut conversation =
-        Conversation { model: &model, tokenizer, template, messages: opening.clone(), notes: Vec::new(), args };
+    let mut conversation = Conversation {
+        model: &model,
+        tokenizer,
+        template,
+        messages: opening.clone(),
+        cache: model.new_cache(),
+        notes: Vec::new(),
+        args,
+    };
     let mut lines = io::stdin().lock();
     loop {
         if interactive {
@@ -80,6 +87,7 @@ pub(crate) fn run(args: &ChatArgs) -> Result<()> {
             "/help" => output::note(COMMANDS),
             "/clear" => {
                 conversation.messages.clone_from(&opening);
+                conversation.cache = model.new_cache();
                 output::note("the conversation is forgotten");
             }
             text => conversation.answer(text)?,
@@ -92,6 +100,8 @@ struct Conversation<'a> {
     tokenizer: &'a Tokenizer,
     template: Option<ChatTemplate>,
     messages: Vec<Message>,
+    /// Of the turns so far: a turn computes only what it adds.
+    cache: KvCache,
     /// Notes of the last answer, which need not be said again.
     notes: Vec<String>,
     args: &'a ChatArgs,
@@ -108,11 +118,7 @@ impl Conversation<'_> {
         let options = self.args.sampling.options();
         let watch = interrupt::watch();
         let mut stream = Streamed::new(true);
-        let mut said = String::new();
-        let result = gosset_runtime::generate(self.model, &ids, &options, &mut |piece| {
-            said.push_str(piece);
-            stream.push(piece)
-        });
+        let result = generate_with_cache(self.model, &mut self.cache, &ids, &options, &mut stream);
         drop(watch);
         stream.end()?;
         interrupt::take();
@@ -123,9 +129,13 @@ impl Conversation<'_> {
             self.notes.clone_from(&generation.notes);
         }
         match result {
-            Ok(_) if self.template.is_some() => self.messages.push(Message::new("assistant", said)),
-            Ok(_) => self.messages.clear(),
-            Err(gosset_runtime::RuntimeError::ContextOverflow { .. }) => {
+            Ok(_) if self.template.is_none() => self.messages.clear(),
+            // Stopped before the first word: as if the message had not been sent.
+            Ok(generation) if generation.stop == StopReason::Receiver && generation.text.is_empty() => {
+                self.messages.pop();
+            }
+            Ok(generation) => self.messages.push(Message::new("assistant", generation.text)),
+            Err(RuntimeError::ContextOverflow { .. }) => {
                 // The conversation stays usable: the message that did not fit is taken back.
                 self.messages.pop();
                 output::note("error: the conversation no longer fits the model's context; /clear starts a new one");

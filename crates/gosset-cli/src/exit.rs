@@ -141,6 +141,7 @@ fn of_runtime(error: &RuntimeError) -> Exit {
             Exit::MissingPart
         }
         RuntimeError::ContextOverflow { .. } | RuntimeError::Options { .. } => Exit::Usage,
+        RuntimeError::Cancelled => Exit::Interrupted,
         RuntimeError::Candle(_) => Exit::Failure,
         _ => Exit::Model,
     }

@@ -8,7 +8,7 @@ use std::time::Instant;
 use anyhow::Result;
 use clap::{ArgGroup, Args};
 use gosset_runtime::text::Message;
-use gosset_runtime::{GenerateOptions, Generation, LanguageModel, Sampling, StopReason};
+use gosset_runtime::{GenerateOptions, Generation, LanguageModel, Receiver, Sampling, StopReason, generate_with_cache};
 use serde_json::json;
 
 use crate::cli::ThreadArgs;
@@ -129,7 +129,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<Exit> {
     let _watch = interrupt::watch();
     let start = Instant::now();
     let mut stream = Streamed::new(!args.json);
-    let result = gosset_runtime::generate(&model, &ids, &options, &mut |piece| stream.push(piece));
+    let result = generate_with_cache(&model, &mut model.new_cache(), &ids, &options, &mut stream);
     let seconds = start.elapsed().as_secs_f64();
     stream.end()?;
     let generation = result?;
@@ -201,19 +201,6 @@ impl Streamed {
         Streamed { shown, failed: None, ends_line: true }
     }
 
-    /// Takes one piece.
-    pub(crate) fn push(&mut self, piece: &str) -> ControlFlow<()> {
-        if self.shown && !piece.is_empty() {
-            self.ends_line = piece.ends_with('\n');
-            let mut out = io::stdout().lock();
-            if let Err(e) = out.write_all(piece.as_bytes()).and_then(|()| out.flush()) {
-                self.failed = Some(e);
-                return ControlFlow::Break(());
-            }
-        }
-        if interrupt::requested() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-    }
-
     /// Ends the last line, if one was begun.
     pub(crate) fn end(self) -> Result<()> {
         if let Some(e) = self.failed {
@@ -225,5 +212,23 @@ impl Streamed {
             out.flush()?;
         }
         Ok(())
+    }
+}
+
+impl Receiver for Streamed {
+    fn text(&mut self, piece: &str) -> ControlFlow<()> {
+        if self.shown && !piece.is_empty() {
+            self.ends_line = piece.ends_with('\n');
+            let mut out = io::stdout().lock();
+            if let Err(e) = out.write_all(piece.as_bytes()).and_then(|()| out.flush()) {
+                self.failed = Some(e);
+                return ControlFlow::Break(());
+            }
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn cancelled(&mut self) -> bool {
+        interrupt::requested()
     }
 }

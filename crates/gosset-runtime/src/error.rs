@@ -192,6 +192,9 @@ pub enum RuntimeError {
         /// Every place that was looked at.
         tried: String,
     },
+    /// The caller asked to stop; nothing is wrong.
+    #[error("cancelled")]
+    Cancelled,
     /// A container could not be opened or a part of it is damaged.
     #[error(transparent)]
     Container(#[from] gosset_container::ContainerError),

@@ -9,28 +9,42 @@ use crate::rope::RopeTable;
 #[derive(Debug, Clone)]
 pub struct KvCache {
     pub(crate) layers: Vec<LayerCache>,
-    len: usize,
+    tokens: Vec<u32>,
 }
 
 impl KvCache {
     pub(crate) fn new(n_layers: usize, kv_heads: usize, head_dim: usize) -> Self {
-        Self { layers: vec![LayerCache::new(kv_heads, head_dim); n_layers], len: 0 }
+        Self { layers: vec![LayerCache::new(kv_heads, head_dim); n_layers], tokens: Vec::new() }
+    }
+
+    /// The tokens whose keys and values are held, by position.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
     }
 
     /// Number of positions held.
     pub fn len(&self) -> usize {
-        self.len
+        self.tokens.len()
     }
 
     /// Whether no position is held.
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.tokens.is_empty()
     }
 
     /// Forgets every position from `len` on; does nothing if fewer are held.
     pub fn truncate(&mut self, len: usize) {
-        self.len = self.len.min(len);
+        self.tokens.truncate(len);
         self.layers.iter_mut().for_each(|layer| layer.truncate(len));
+    }
+
+    /// Forgets every position from the first whose token differs from `tokens` on; returns how many are left.
+    ///
+    /// What is left is the longest common start of both, so a text that continues `tokens` can go on from there.
+    pub fn keep_common_start(&mut self, tokens: &[u32]) -> usize {
+        let n = self.tokens.iter().zip(tokens).take_while(|(held, wanted)| held == wanted).count();
+        self.truncate(n);
+        n
     }
 
     /// Bytes allocated for keys and values.
@@ -38,9 +52,9 @@ impl KvCache {
         self.layers.iter().map(|l| (l.keys.capacity() + l.values.capacity()) * size_of::<f32>()).sum()
     }
 
-    /// Makes the length what the layers hold, after all of them took `n` more positions.
-    pub(crate) fn advance(&mut self, n: usize) {
-        self.len += n;
+    /// Makes the tokens those whose positions the layers hold, after all of them took those of `tokens`.
+    pub(crate) fn advance(&mut self, tokens: &[u32]) {
+        self.tokens.extend_from_slice(tokens);
     }
 }
 

@@ -154,6 +154,17 @@ impl LanguageModel {
         self.decoder.forward(tokens, cache, &mut |_, _| Ok(()))
     }
 
+    /// [`forward`](Self::forward) that asks before every layer whether to go on, and fails with [`RuntimeError::Cancelled`] if not.
+    pub(crate) fn forward_unless(
+        &self,
+        tokens: &[u32],
+        cache: &mut KvCache,
+        cancelled: &mut dyn FnMut() -> bool,
+    ) -> Result<Tensor, RuntimeError> {
+        self.check_tokens(tokens, cache.len())?;
+        self.decoder.forward(tokens, cache, &mut |_, _| if cancelled() { Err(RuntimeError::Cancelled) } else { Ok(()) })
+    }
+
     /// Logits of hidden states: `[n, hidden_size]` to `[n, vocab_size]`.
     pub fn logits(&self, hidden: &Tensor) -> Result<Tensor, RuntimeError> {
         self.decoder.logits(hidden)
@@ -203,7 +214,8 @@ impl LanguageModel {
         }
     }
 
-    fn check_tokens(&self, tokens: &[u32], start: usize) -> Result<(), RuntimeError> {
+    /// Whether `tokens` can follow `start` positions: at least one, known ids, room in the context.
+    pub(crate) fn check_tokens(&self, tokens: &[u32], start: usize) -> Result<(), RuntimeError> {
         let vocab_size = self.config.vocab_size;
         if let Some((position, &id)) = tokens.iter().enumerate().find(|&(_, &id)| id as usize >= vocab_size) {
             return Err(RuntimeError::Token { id, position, vocab_size });

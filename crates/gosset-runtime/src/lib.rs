@@ -7,6 +7,7 @@
 //! | [`Linear`] | a layer over dense, coded or stored weights, as candle's `Module` |
 //! | [`KvCache`] | the state of one conversation |
 //! | [`generate`](fn@generate) | text, streamed without splitting characters |
+//! | [`generate_with_cache`] | the next turn of a conversation, without computing the earlier ones again |
 //! | [`text`] | tokenizers, incremental detokenization, chat templates |
 //!
 //! Weights of a container stay in the file's map in their compressed form. Each use decodes a block of rows into scratch,
@@ -49,7 +50,7 @@ mod weights;
 
 pub use config::ModelConfig;
 pub use error::RuntimeError;
-pub use generate::{GenerateOptions, Generation, StopReason, generate};
+pub use generate::{GenerateOptions, Generation, Receiver, StopReason, generate, generate_with_cache};
 pub use kv_cache::KvCache;
 pub use language_model::{LOGIT_SLICE, LanguageModel, LoadOptions, Resident};
 pub use linear::{Linear, StoredRows};

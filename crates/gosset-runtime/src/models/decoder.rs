@@ -166,7 +166,7 @@ impl Decoder {
         let start = cache.len();
         let result = self.pass(tokens, start, Memory::Kept(&mut cache.layers), watch);
         match result {
-            Ok(_) => cache.advance(tokens.len()),
+            Ok(_) => cache.advance(tokens),
             Err(_) => cache.truncate(start),
         }
         result

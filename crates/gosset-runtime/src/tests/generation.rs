@@ -7,7 +7,10 @@ use serde_json::json;
 use super::{MemorySource, ids};
 use crate::source::fixture::{TinyFamily, TinyModel};
 use crate::text::TextStream;
-use crate::{GenerateOptions, LanguageModel, LoadOptions, RuntimeError, Sampling, StopReason, generate};
+use crate::{
+    GenerateOptions, Generation, KvCache, LanguageModel, LoadOptions, Receiver, RuntimeError, Sampling, StopReason,
+    generate, generate_with_cache,
+};
 
 fn load(source: &MemorySource) -> LanguageModel {
     LanguageModel::from_source(source, &LoadOptions::default()).unwrap()
@@ -175,4 +178,126 @@ fn e04_generation_reports_the_layer_not_the_sampler() {
     source.tensor_mut("model.layers.1.self_attn.v_proj.weight")[7] = f32::NAN;
     let result = generate(&load(&source), &[1, 2, 3], &untied(5), &mut |_| ControlFlow::Continue(()));
     assert_eq!(result.unwrap_err().to_string(), "non-finite value at position 0: first seen in model.layers.1");
+}
+
+/// Collects text and stops when it is asked for the `patience`-th time.
+struct Impatient {
+    text: String,
+    patience: usize,
+}
+
+impl Receiver for Impatient {
+    fn text(&mut self, piece: &str) -> ControlFlow<()> {
+        self.text.push_str(piece);
+        ControlFlow::Continue(())
+    }
+
+    fn cancelled(&mut self) -> bool {
+        self.patience = self.patience.saturating_sub(1);
+        self.patience == 0
+    }
+}
+
+fn run_with_cache(
+    model: &LanguageModel,
+    cache: &mut KvCache,
+    prompt: &[u32],
+    options: &GenerateOptions,
+    patience: usize,
+) -> Generation {
+    let mut receiver = Impatient { text: String::new(), patience };
+    let generation = generate_with_cache(model, cache, prompt, options, &mut receiver).unwrap();
+    assert_eq!(receiver.text, generation.text);
+    generation
+}
+
+/// The cache holds what one pass over its tokens would put there: both go on alike.
+fn assert_is_recomputed(model: &LanguageModel, cache: &KvCache) {
+    // Sums of at most some hundred f32 terms in another order, through two layers.
+    const TOLERANCE: f32 = 1e-4;
+    let mut fresh = model.new_cache();
+    model.forward(cache.tokens(), &mut fresh).unwrap();
+    let next = ids(3, 260, 99);
+    let after = |mut cache: KvCache| model.forward(&next, &mut cache).unwrap().flatten_all().unwrap().to_vec1::<f32>();
+    let (found, expected) = (after(cache.clone()).unwrap(), after(fresh).unwrap());
+    let scale = expected.iter().fold(0f32, |m, v| m.max(v.abs()));
+    assert!(found.iter().zip(&expected).all(|(a, b)| (a - b).abs() <= TOLERANCE * scale));
+}
+
+fn long_context(family: TinyFamily, seed: u64) -> LanguageModel {
+    let mut source = MemorySource::new(&TinyModel::t0(family, seed));
+    source.set_config("max_position_embeddings", json!(2048));
+    load(&source)
+}
+
+#[test]
+fn a_kept_cache_gives_what_a_fresh_one_gives() {
+    for (family, sampling) in
+        [(TinyFamily::Llama, Sampling::GREEDY), (TinyFamily::Qwen2, Sampling { temperature: 1.0, top_p: 0.9, seed: 3 })]
+    {
+        let model = long_context(family, 39);
+        let options = GenerateOptions { sampling, ..untied(6) };
+        let mut cache = model.new_cache();
+        let mut prompt = ids(700, 260, 8);
+        for (turn, n_reused) in [(0, 0), (1, 705), (2, 709), (3, 710), (4, 300), (5, 0)] {
+            match turn {
+                // Longer by what is new; the same again; all but its end; other words from the middle on; other words.
+                1 => prompt.extend(ids(4, 260, 9)),
+                2 => {}
+                3 => prompt.push(7),
+                4 => prompt.splice(300.., [(prompt[300] + 1) % 260, 5, 6]).for_each(drop),
+                5 => prompt = vec![(prompt[0] + 1) % 260],
+                _ => {}
+            }
+            let kept = run_with_cache(&model, &mut cache, &prompt, &options, usize::MAX);
+            assert_eq!(kept.n_reused, n_reused, "turn {turn}");
+            assert_eq!(Generation { n_reused: 0, ..kept.clone() }, run(&model, &prompt, &options), "turn {turn}");
+            let (_, fed) = kept.tokens.split_last().unwrap();
+            assert_eq!(cache.tokens(), [&prompt, fed].concat());
+            assert_is_recomputed(&model, &cache);
+            if turn == 0 {
+                prompt.extend(&kept.tokens);
+            }
+        }
+    }
+}
+
+#[test]
+fn j04_a_generation_can_be_cancelled_at_any_layer_and_taken_up_again() {
+    let model = long_context(TinyFamily::Llama, 40);
+    let (prompt, options) = (ids(1100, 260, 10), untied(4));
+    let whole = run(&model, &prompt, &options);
+    let mut cache = model.new_cache();
+    // Three chunks of prompt and three more tokens; embedding, two layers and the norm are asked about in each.
+    let n_asked = 6 * 4;
+    for (patience, n_held) in (1..=n_asked).map(|n| (n, [0, 512, 1024, 1100, 1101, 1102][(n - 1) / 4])) {
+        cache.truncate(0);
+        let cut = run_with_cache(&model, &mut cache, &prompt, &options, patience);
+        assert_eq!((cut.stop, cache.len()), (StopReason::Receiver, n_held), "asked {patience} times");
+        assert_eq!(cut.tokens, whole.tokens[..n_held.saturating_sub(1099)]);
+        assert!(whole.text.starts_with(&cut.text));
+        assert_eq!(cache.tokens(), &[prompt.clone(), cut.tokens].concat()[..n_held]);
+    }
+    assert_is_recomputed(&model, &cache);
+    let again = run_with_cache(&model, &mut cache, &prompt, &options, n_asked + 1);
+    assert_eq!(Generation { n_reused: 0, ..again }, whole);
+}
+
+#[test]
+fn e04_an_error_leaves_no_bad_position_in_the_cache() {
+    let mut source = MemorySource::new(&TinyModel::t0(TinyFamily::Llama, 41));
+    source.tensor_mut("model.embed_tokens.weight")[9 * 64] = f32::NAN;
+    let model = load(&source);
+    let (mut cache, options) = (model.new_cache(), untied(1));
+    let mut turn = |prompt: &[u32]| {
+        let mut receiver = Impatient { text: String::new(), patience: usize::MAX };
+        let result = generate_with_cache(&model, &mut cache, prompt, &options, &mut receiver);
+        (result.map(|g| g.n_reused).map_err(|e| e.to_string()), cache.len())
+    };
+    assert_eq!(turn(&[1, 2, 3]), (Ok(0), 3));
+    let error = "non-finite value at position 3: first seen in model.embed_tokens";
+    assert_eq!(turn(&[1, 2, 3, 9, 4]), (Err(error.to_owned()), 3));
+    assert_eq!(turn(&[1, 2, 3, 4]), (Ok(3), 4));
+    let unknown = "token 260 at position 4: expected an id below 260";
+    assert_eq!(turn(&[1, 2, 3, 4, 260]), (Err(unknown.to_owned()), 4), "refused before any work");
 }
