@@ -11,6 +11,7 @@ mod ci;
 mod digest;
 mod eval;
 mod fetch;
+mod tables;
 mod tidy;
 mod workspace;
 
@@ -30,6 +31,8 @@ enum Verb {
     Eval(Box<eval::EvalArgs>),
     /// Download known models into the cache, checked against their hashes.
     Fetch(fetch::FetchArgs),
+    /// Make the tables of README and docs anew from the JSON under docs/results.
+    Tables(tables::TablesArgs),
     /// Check the rules of the house: arrows between crates, unsafe, file lengths, debris.
     Tidy,
     /// Everything that must hold before a commit lands: format, lints, docs, tidy, tests.
@@ -45,6 +48,7 @@ fn main() -> ExitCode {
     let result = Workspace::find().and_then(|workspace| match cli.verb {
         Verb::Eval(args) => eval::run(&workspace, &args),
         Verb::Fetch(args) => fetch::run(&workspace, &args),
+        Verb::Tables(args) => tables::run(&workspace, &args),
         Verb::Tidy => tidy::run(&workspace),
         Verb::Ci(args) => ci::run(&workspace, &args),
         Verb::Test(args) => ci::run_tests(&workspace, &args),
