@@ -118,24 +118,39 @@ fn machine() -> String {
 }
 
 /// A JSON list of flat objects as CSV; the first object's keys are the columns.
+///
+/// The list may stand inside an object as its only list; the object's other members become comments.
 fn json_csv(text: &str) -> Result<String> {
     let value: Value = serde_json::from_str(text)?;
-    // Either the list itself or an object with the list under `rows`.
-    let rows = value.get("rows").unwrap_or(&value).as_array().context("expected a list of rows")?;
+    let mut csv = String::new();
+    let rows = match &value {
+        Value::Object(members) => {
+            for (name, value) in members.iter().filter(|(_, value)| !value.is_array()) {
+                let _ = writeln!(csv, "# {name}: {}", cell(value));
+            }
+            members.values().find_map(Value::as_array)
+        }
+        other => other.as_array(),
+    };
+    let rows = rows.context("expected a list of rows")?;
     let first = rows.first().and_then(Value::as_object).context("expected at least one row")?;
     let columns: Vec<&String> = first.keys().collect();
-    let mut csv = columns.iter().map(|c| c.as_str()).collect::<Vec<_>>().join(",");
+    csv += &columns.iter().map(|c| c.as_str()).collect::<Vec<_>>().join(",");
     csv.push('\n');
     for row in rows {
-        let cells = columns.iter().map(|&column| match &row[column] {
-            Value::String(text) => text.clone(),
-            Value::Null => String::new(),
-            other => other.to_string(),
-        });
-        csv += &cells.collect::<Vec<_>>().join(",");
+        csv += &columns.iter().map(|&column| cell(&row[column])).collect::<Vec<_>>().join(",");
         csv.push('\n');
     }
     Ok(csv)
+}
+
+/// A value as text: strings without quotes, null as nothing.
+fn cell(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        Value::Null => String::new(),
+        other => other.to_string(),
+    }
 }
 
 /// The tree that divan prints, as CSV: times in nanoseconds, throughput per second of the median run.
@@ -255,7 +270,7 @@ cpu                            fastest       │ slowest       │ median       
     fn rows_of_json_become_columns() {
         let csv = json_csv(r#"[{"codec": "e8-rice@3", "mws": 1.5}, {"codec": "z", "mws": null}]"#).unwrap();
         assert_eq!(csv, "codec,mws\ne8-rice@3,1.5\nz,\n");
-        assert_eq!(json_csv(r#"{"rows": [{"a": 1}]}"#).unwrap(), "a\n1\n");
+        assert_eq!(json_csv(r#"{"cpu": "x", "rows": 8, "speed": [{"a": 1}]}"#).unwrap(), "# cpu: x\n# rows: 8\na\n1\n");
         assert!(json_csv("[]").is_err());
     }
 

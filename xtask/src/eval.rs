@@ -4,7 +4,9 @@ use std::{
     env, io,
     io::BufReader,
     path::{Path, PathBuf, absolute},
-    process::{Command, ExitCode, Stdio},
+    process::{Child, Command, ExitCode, Stdio},
+    sync::mpsc,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail};
@@ -20,6 +22,12 @@ use crate::{
 /// WikiText-2 raw, test split.
 const WIKITEXT2: (&str, u64, &str) =
     ("wikitext-2/wiki.test.raw", 1_290_590, "173c87a53759e0201f33e0ccf978e510c2042d7f2cb78229d9a50d79b9e7dd08");
+
+/// Time between two looks at the child.
+const POLL: Duration = Duration::from_millis(50);
+
+/// Time that the child has to clean up.
+const GRACE: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Args)]
 pub(crate) struct EvalArgs {
@@ -74,11 +82,32 @@ pub(crate) struct EvalArgs {
 pub(crate) fn run(workspace: &Workspace, args: &EvalArgs) -> Result<ExitCode> {
     let (ppl_args, hub) = ppl_args(workspace, args)?;
     let binary = build(workspace, hub)?;
-    // Ctrl-C reaches the child as well; it is the child that has files to clean up, so this process waits for it.
-    ctrlc::set_handler(|| {}).context("installing the Ctrl-C handler")?;
-    let status =
-        Command::new(&binary).args(&ppl_args).status().with_context(|| format!("starting {}", binary.display()))?;
-    Ok(exit_code(status))
+    let mut child =
+        Command::new(&binary).args(&ppl_args).spawn().with_context(|| format!("starting {}", binary.display()))?;
+    wait_politely(&mut child)
+}
+
+/// Waits for the child. Ctrl-C reaches it as well, and it is the child that has files to clean up, so this process stays until it
+/// has done so; a signal that reached only this process ends the child after [`GRACE`].
+fn wait_politely(child: &mut Child) -> Result<ExitCode> {
+    let (signal, signalled) = mpsc::channel();
+    ctrlc::set_handler(move || {
+        // Nobody listens any more once the child has ended.
+        let _ = signal.send(());
+    })
+    .context("installing the Ctrl-C handler")?;
+    let mut deadline = None;
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(exit_code(status));
+        }
+        if signalled.recv_timeout(POLL).is_ok() {
+            deadline.get_or_insert_with(|| Instant::now() + GRACE);
+        }
+        if deadline.is_some_and(|deadline| Instant::now() > deadline) {
+            child.kill()?;
+        }
+    }
 }
 
 /// The command line of `ppl`, and whether it needs the hub.
@@ -226,6 +255,62 @@ fn build(workspace: &Workspace, hub: bool) -> Result<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The command line of `ppl` for one of `cargo xtask eval`.
+    fn mapped(words: &[&str]) -> Result<(Vec<String>, bool)> {
+        #[derive(clap::Parser)]
+        struct Cli {
+            #[command(flatten)]
+            eval: EvalArgs,
+        }
+        let cli = <Cli as clap::Parser>::try_parse_from(["eval"].iter().chain(words))?;
+        ppl_args(&Workspace::find()?, &cli.eval)
+    }
+
+    fn after(args: &[String], flag: &str) -> String {
+        let at = args.iter().position(|arg| arg == flag).unwrap_or_else(|| panic!("no {flag} in {args:?}"));
+        args[at + 1].clone()
+    }
+
+    #[test]
+    fn without_options_everything_is_embedded() {
+        let (args, hub) = mapped(&[]).unwrap();
+        assert!(after(&args, "--model").ends_with("assets/tiny"));
+        assert!(after(&args, "--text").ends_with("assets/text/eval.txt"));
+        assert!(args.contains(&"--full".to_owned()) && !hub);
+    }
+
+    #[test]
+    fn options_reach_the_binary() {
+        let text = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
+        let words = "--rates 4,3.5 --codecs e8-rice@3.5 --protocol half-2048 --windows 3 --threads 2 --json --text";
+        let words: Vec<&str> = words.split(' ').chain([text, "--", "--seed", "7"]).collect();
+        let (args, _) = mapped(&words).unwrap();
+        for (flag, value) in [
+            ("--rates", "4,3.5"),
+            ("--codecs", "e8-rice@3.5"),
+            ("--protocol", "half-2048"),
+            ("--windows", "3"),
+            ("--threads", "2"),
+            ("--seed", "7"),
+        ] {
+            assert_eq!(after(&args, flag), value);
+        }
+        assert!(after(&args, "--text").ends_with("xtask/Cargo.toml"));
+        assert!(args.contains(&"--json".to_owned()) && !args.contains(&"--full".to_owned()));
+    }
+
+    #[test]
+    fn a_hub_name_passes_through_and_a_container_needs_no_model() {
+        let text = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
+        let (args, hub) = mapped(&["--model", "org/name", "--text", text]).unwrap();
+        assert_eq!((after(&args, "--model").as_str(), hub), ("org/name", true));
+        let (args, _) = mapped(&["--container", text, "--text", "embedded"]).unwrap();
+        assert!(after(&args, "--container").ends_with("Cargo.toml"));
+        assert!(!args.contains(&"--model".to_owned()) && !args.contains(&"--full".to_owned()));
+        assert!(mapped(&["--container", text, "--model", "x"]).is_err());
+        assert!(mapped(&["--container", "/no/such/file", "--text", text]).is_err());
+    }
 
     #[test]
     fn hub_names_are_two_plain_words() {
