@@ -2,7 +2,7 @@
 //!
 //! A perplexity is a number only together with its protocol: how the text was joined, how it was cut into windows, what
 //! stood in front of each window and which positions were scored. [`PplProtocol`] holds all of that as plain data,
-//! [`evaluate`] follows it over anything that implements [`CausalLm`], and [`PplRecord`] keeps every choice beside the
+//! [`evaluate()`] follows it over anything that implements [`CausalLm`], and [`PplRecord`] keeps every choice beside the
 //! result.
 //!
 //! # Example
