@@ -12,6 +12,7 @@ mod names;
 mod planes;
 mod reader;
 pub mod safetensors_header;
+mod temp_file;
 mod verify;
 mod writer;
 

@@ -16,7 +16,7 @@ use crate::manifest::{
     PlaneEntry, Section, Storage, TensorEntry,
 };
 use crate::safetensors_header::dtype_bits;
-use crate::{names, planes};
+use crate::{names, planes, temp_file};
 
 /// Element sizes in bytes, in the order of the data: descending, so that every plane is aligned to its elements.
 const CLASSES: [u64; 4] = [8, 4, 2, 1];
@@ -51,7 +51,8 @@ pub struct Summary {
 /// A container being written.
 ///
 /// Memory does not grow with the number of tensors but for their names and headers. Nothing exists under the output's name before
-/// [`finish`](Writer::finish) has succeeded, and nothing is left in the folder when a writer is dropped before.
+/// [`finish`](Writer::finish) has succeeded, and nothing is left in the folder when a writer is dropped before. A process that is
+/// killed inside `finish` leaves `.gosset-*.tmp`, which the next writer in that folder removes.
 ///
 /// ```
 /// use gosset_codec::{CodecSpec, MatRef};
@@ -136,6 +137,7 @@ impl Writer {
             poisoned: false,
         };
         writer.spool(3)?;
+        temp_file::sweep(&writer.dir);
         Ok(writer)
     }
 
@@ -242,7 +244,7 @@ impl Writer {
             move |source| ContainerError::Io { path, what, source }
         };
 
-        let mut out = create_temp(&self.dir).map_err(io("creating a temporary file in its folder"))?;
+        let mut out = temp_file::create(&self.dir).map_err(io("creating a temporary file in its folder"))?;
         out.write_all(&head).map_err(io("writing"))?;
         let mut file_bytes = head.len() as u64;
         for spool in self.spools.iter_mut().filter_map(Option::take) {
@@ -404,18 +406,6 @@ impl Write for Sink<'_> {
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
-}
-
-fn create_temp(dir: &Path) -> io::Result<tempfile::NamedTempFile> {
-    let mut builder = tempfile::Builder::new();
-    builder.prefix(".gosset-").suffix(".tmp");
-    #[cfg(unix)]
-    {
-        // The usual permissions of a new file instead of the private ones of a temporary file.
-        use std::os::unix::fs::PermissionsExt;
-        builder.permissions(std::fs::Permissions::from_mode(0o666));
-    }
-    builder.tempfile_in(dir)
 }
 
 /// Makes a rename in `dir` durable. Only Unix has folders that can be flushed.
