@@ -53,7 +53,8 @@ pub(crate) struct EvalArgs {
     /// Payload rates in bits per weight, comma-separated [default: 4,3,2].
     #[arg(long, value_name = "LIST", conflicts_with = "container")]
     rates: Option<String>,
-    /// Codecs, comma-separated; `e8-rice@3.5` fixes the rate of one [default: e8-rice].
+    /// Codecs, comma-separated; `e8-rice@3.5` fixes the rate of one, `none` asks for the unquantized model alone
+    /// [default: e8-rice].
     #[arg(long, value_name = "LIST", conflicts_with = "container")]
     codecs: Option<String>,
     /// Quantize embeddings and output head too, at this payload rate.

@@ -44,7 +44,7 @@ pub struct Args {
     /// Payload rates in bits per weight.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "4,3,2", conflicts_with = "container")]
     pub rates: Vec<f64>,
-    /// Codecs; `e8-rice@3.5` fixes the rate of one.
+    /// Codecs; `e8-rice@3.5` fixes the rate of one, `none` asks for the unquantized model alone.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "e8-rice", conflicts_with = "container")]
     pub codecs: Vec<String>,
     /// Quantize embeddings and output head too, at this payload rate.
@@ -110,7 +110,7 @@ impl Args {
     /// The rows that `--codecs` and `--rates` ask for, in order; unknown codecs and unreachable rates are refused here.
     pub(super) fn targets(&self) -> Result<Vec<Target>> {
         let mut targets: Vec<Target> = Vec::new();
-        for codec in &self.codecs {
+        for codec in self.codecs.iter().filter(|codec| *codec != "none") {
             let (name, rates) = match codec.split_once('@') {
                 Some((name, rate)) => {
                     let rate = rate.parse().with_context(|| format!("--codecs {codec}: the rate after @"))?;
@@ -209,6 +209,7 @@ mod tests {
             ["e8-rice@4", "e8-rice@3", "d4-rice@3.5"]
         );
         assert_eq!(labels(&["--codecs", "e8-rice@3,e8-rice", "--rates", "3"]), ["e8-rice@3"]);
+        assert_eq!(labels(&["--codecs", "none"]), [""; 0]);
         for bad in [["--codecs", "f9-rice"], ["--rates", "0"], ["--rates", "nan"], ["--codecs", "e8-rice@x"]] {
             assert!(args(&bad).targets().is_err(), "{bad:?}");
         }
