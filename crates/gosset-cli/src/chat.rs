@@ -130,9 +130,9 @@ impl Conversation<'_> {
         }
         match result {
             Ok(_) if self.template.is_none() => self.messages.clear(),
-            // Stopped before the first word: as if the message had not been sent.
             Ok(generation) if generation.stop == StopReason::Receiver && generation.text.is_empty() => {
                 self.messages.pop();
+                output::note("stopped before the first word; the message is taken back");
             }
             Ok(generation) => self.messages.push(Message::new("assistant", generation.text)),
             Err(RuntimeError::ContextOverflow { .. }) => {
