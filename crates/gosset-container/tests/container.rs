@@ -447,6 +447,15 @@ fn a_dropped_or_failed_writer_leaves_nothing() {
 }
 
 #[test]
+fn j04_the_next_writer_removes_what_a_killed_one_left() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join(".gosset-Ab12Cd.tmp"), "half a container").unwrap();
+    write_sample(&dir.path().join("s.gosset"), false);
+    let names: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(names, ["s.gosset"]);
+}
+
+#[test]
 fn outputs_are_refused_before_the_work() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s.gosset");
