@@ -4,13 +4,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use gosset_container::Container;
 use gosset_quantize::{Event, Observer, QuantizeError, SourceError, plan, run};
-use gosset_runtime::RuntimeError;
 use gosset_runtime::source::fixture::{TinyFamily, TinyModel};
 use gosset_runtime::source::open_source;
+use gosset_runtime::{LanguageModel, LoadOptions, RuntimeError};
 use gosset_tests::t0::T0;
 
-use crate::checkpoint::{Folder, e8};
+use crate::checkpoint::{Folder, e8, greedy, quantize};
 
 fn refused(path: &Path) -> RuntimeError {
     open_source(path).err().unwrap()
@@ -88,5 +89,60 @@ fn c05_a_short_file_is_told_with_both_lengths_whatever_its_kind() {
             let text = refused(&open).to_string();
             assert!(text.contains(file.file_name().unwrap().to_str().unwrap()), "{text}");
         }
+    }
+}
+
+/// The smallest model that has every kind of part.
+fn small_container(folder: &Folder) -> PathBuf {
+    let t0 = T0 { layers: 1, hidden: 32, heads: 2, kv_heads: 1, ffn: 48, ..T0::llama() };
+    let path = folder.path("small.gosset");
+    quantize(&folder.t0("small", &t0), &e8(3.0), &path);
+    path
+}
+
+/// Greedy ids of the model in a file, or its refusal.
+fn ids_of(path: &Path) -> Result<Vec<u32>, RuntimeError> {
+    let model = LanguageModel::from_container(Container::open(path)?, &LoadOptions::default())?;
+    Ok(greedy(&model, &[1, 2, 3], 3)?.tokens)
+}
+
+#[test]
+fn i02_a_flipped_bit_is_an_error_or_changes_nothing() {
+    let folder = Folder::new();
+    let path = small_container(&folder);
+    let good = fs::read(&path).unwrap();
+    let expected = ids_of(&path).unwrap();
+    let target = folder.path("bad.gosset");
+    // An odd step visits every bit of a byte in turn.
+    let step = (good.len() * 8 / 2100) | 1;
+    let (mut refused, mut unharmed) = (0, 0);
+    let mut bad = good.clone();
+    for bit in (0..good.len() * 8).step_by(step) {
+        bad[bit / 8] ^= 1 << (bit % 8);
+        fs::write(&target, &bad).unwrap();
+        let verified = Container::open(&target).and_then(|c| c.verify());
+        assert!(verified.is_err(), "bit {bit} of {} is not noticed", good.len() * 8);
+        match ids_of(&target) {
+            Ok(ids) => {
+                assert_eq!(ids, expected, "bit {bit} changes the model unnoticed");
+                unharmed += 1;
+            }
+            Err(_) => refused += 1,
+        }
+        bad[bit / 8] ^= 1 << (bit % 8);
+    }
+    assert!(refused + unharmed >= 2000);
+    // Only side files that running does not read may be damaged without harm.
+    assert!(unharmed < refused / 10, "{unharmed} of {} ran", refused + unharmed);
+}
+
+#[test]
+fn i02_every_truncation_is_refused() {
+    let folder = Folder::new();
+    let path = small_container(&folder);
+    let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+    for len in (0..file.metadata().unwrap().len()).rev() {
+        file.set_len(len).unwrap();
+        assert!(Container::open(&path).is_err(), "cut to {len} bytes");
     }
 }

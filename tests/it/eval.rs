@@ -248,3 +248,28 @@ fn e02_the_mean_is_over_the_corpus_from_a_container_too() {
     assert!((found.ppl / sum.ppl() - 1.0).abs() < TOLERANCE, "{} for {}", found.ppl, sum.ppl());
     assert!((found.ppl_sigma / sum.ppl_sigma() - 1.0).abs() < 1e-4);
 }
+
+#[test]
+fn a06_perplexity_keeps_the_full_softmax_over_rows_without_a_token() {
+    let folder = Folder::new();
+    let t0 = T0 { vocab: 320, ..T0::llama() };
+    // The last sixty rows win every argmax, so leaving them out would change every figure.
+    let from = folder.changed("wide", &t0, |tensors| {
+        tensors[0].values[260 * 64..].iter_mut().for_each(|v| *v *= 64.0);
+    });
+    let (container, _) = quantize(&from, &e8(4.0), &folder.path("wide.gosset"));
+    assert_eq!(container.entry("model.embed_tokens.weight").unwrap().shape(), [320, 64]);
+    let model = load(&container);
+    let tokens = &model.require_tokenizer().unwrap().encode(&synthetic_text()).unwrap()[..256];
+    let found = perplexity(&model, tokens, &windows(256, 256, Scored::All, Tail::Drop), None).unwrap();
+    let reference = reference_of(&container);
+    let expected: f64 = reference.nlls(tokens).iter().sum();
+    assert!((found.total_nll / expected - 1.0).abs() < TOLERANCE, "{} for {expected}", found.total_nll);
+    let rows = reference.forward(tokens).logits;
+    let known: f64 = rows
+        .iter()
+        .zip(&tokens[1..])
+        .map(|(row, &next)| row[..260].iter().map(|l| l.exp()).sum::<f64>().ln() - row[next as usize])
+        .sum();
+    assert!(found.total_nll > known + 1.0, "{} with, {known} without the rows", found.total_nll);
+}
