@@ -32,8 +32,8 @@ pub(super) fn activations(config: &ModelConfig, window: usize, threads: usize) -
     let attention = 2 * window * q_dim + threads * SCORE_ROWS * (window + 2 * head_dim);
     // Or, after the layers, one slice of logits.
     let logits = LOGIT_SLICE * (config.vocab_size + 2 * config.hidden_size);
-    // Keys and values of all layers, and the rotary tables of the window.
-    let cache = 2 * config.n_layers * window * kv_dim + 2 * window * head_dim;
+    // Keys and values of one layer, which scoring shares between layers, and the rotary tables of the window.
+    let cache = 2 * window * kv_dim + 2 * window * head_dim;
     let at_once = cache + layer + feed_forward.max(attention).max(logits);
     Activations { row_block: row_block as u64, activations: (at_once * F32) as u64 }
 }

@@ -220,7 +220,7 @@ impl<'a> Run<'a> {
         let (file_bytes, rates) = source_rates(source, &plan)?;
         let model = LanguageModel::from_source(source, &LoadOptions::default())?;
         let row = self.score(
-            &model,
+            model,
             RowHead {
                 label: "none".to_owned(),
                 codec: "none".to_owned(),
@@ -259,7 +259,7 @@ impl<'a> Run<'a> {
         let label = target_bps.map_or_else(|| codec.clone(), |rate| format!("{codec}@{rate}"));
         let model = LanguageModel::from_container(container, &LoadOptions::default())?;
         let head = RowHead { label, codec, target_bps, rates, file_bytes, embeddings, quantize_seconds, mapped: true };
-        let row = self.score(&model, head)?;
+        let row = self.score(model, head)?;
         let delta_ln = self.baseline_nll.map(|nll| row.record.result.mean_nll - nll);
         self.rows.push(ReportRow { delta_ln, ..row });
         Ok(())
@@ -299,8 +299,10 @@ impl<'a> Run<'a> {
     }
 
     /// Scores a loaded model and measures its memory meanwhile.
-    fn score(&mut self, model: &LanguageModel, head: RowHead) -> Outcome<ReportRow> {
-        self.tokenize(model)?;
+    fn score(&mut self, mut model: LanguageModel, head: RowHead) -> Outcome<ReportRow> {
+        self.tokenize(&model)?;
+        // The ids are known: from here on the model alone is measured.
+        drop(model.take_tokenizer());
         let Some(tokens) = &self.tokens else { return Err(anyhow::anyhow!("no tokens").into()) };
         let own_bytes = (tokens.ids.capacity() * size_of::<u32>()) as u64;
         self.heap.reset_peak_usage();
@@ -308,7 +310,7 @@ impl<'a> Run<'a> {
         let begin = Instant::now();
         let (progress, interrupt) = (&mut self.progress, &self.interrupt);
         let result = evaluate(
-            &mut RuntimeLm(model),
+            &mut RuntimeLm(&model),
             &tokens.ids,
             tokens.bos,
             &tokens.protocol,
@@ -327,8 +329,7 @@ impl<'a> Run<'a> {
         let resident_bytes = peak_heap_bytes + if head.mapped { head.file_bytes } else { 0 };
         let window = tokens.protocol.window.min(result.stream_tokens);
         let needs = activations(model.config(), window, rayon::current_num_threads());
-        let bound =
-            head.mapped.then_some(head.file_bytes + 2 * needs.row_block + needs.activations + loaded_heap_bytes);
+        let bound = head.mapped.then_some(head.file_bytes + 2 * needs.row_block + needs.activations);
         Ok(ReportRow {
             codec: head.codec,
             target_bps: head.target_bps,

@@ -81,7 +81,7 @@ fn render(report: &EvalReport) -> String {
         if let Some(bound) = row.resident_bound_bytes {
             let verdict = if row.resident_bytes <= bound { "within" } else { "ABOVE" };
             out.push_str(&format!(
-                "\n{}: resident {} MB {verdict} {} MB = file + 2 row blocks + activations + tokenizer and norms",
+                "\n{}: resident {} MB {verdict} {} MB = file + 2 row blocks + activations",
                 label(row),
                 megabytes(row.resident_bytes),
                 megabytes(bound)

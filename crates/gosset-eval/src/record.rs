@@ -133,10 +133,10 @@ pub struct ReportRow {
     pub embeddings: String,
     /// Peak heap while scoring, without the ids of the text.
     pub peak_heap_bytes: u64,
-    /// Heap when scoring began, without the ids of the text: the loaded model with its tokenizer.
+    /// Heap when scoring began, without the ids of the text: the loaded model, its tokenizer given back.
     pub loaded_heap_bytes: u64,
-    /// The bound that `resident_bytes` is held to when weights stay compressed: file, two decoded row blocks, activations, and
-    /// `loaded_heap_bytes`. `None` for the unquantized model, whose weights are on the heap.
+    /// The bound that `resident_bytes` is held to when weights stay compressed: file, two decoded row blocks and
+    /// activations. `None` for the unquantized model, whose weights are on the heap.
     pub resident_bound_bytes: Option<u64>,
     /// The record of the perplexity, with the cumulative list over windows.
     pub record: PplRecord,

@@ -120,6 +120,11 @@ impl LanguageModel {
         })
     }
 
+    /// The tokenizer, given away: a model that only scores ids need not hold its vocabulary.
+    pub fn take_tokenizer(&mut self) -> Option<Tokenizer> {
+        self.tokenizer.take()
+    }
+
     /// Rows of the embedding table, which may be more than the tokenizer has ids.
     pub fn vocab_size(&self) -> usize {
         self.config.vocab_size
