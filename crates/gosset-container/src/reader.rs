@@ -15,7 +15,7 @@ use crate::error::ContainerError;
 use crate::header::{self, MANIFEST_KEY};
 use crate::manifest::{Digest, FORMAT_MAJOR, FORMAT_MINOR, GENERATOR, Manifest, PlaneEntry, Storage, TensorEntry};
 use crate::safetensors_header::{self as st, Header, HeaderProblem, HeaderTensor};
-use crate::{names, planes};
+use crate::{file_kind, names, planes};
 
 /// Sections of format 1, which every reader knows.
 const KNOWN_SECTIONS: [&str; 2] = ["tensors", "blobs"];
@@ -108,6 +108,7 @@ impl Container {
     /// Planes are checked when they are first used; [`verify`](Container::verify) checks all of them.
     pub fn open(path: &Path) -> Result<Arc<Self>, ContainerError> {
         let io = |what| move |source| ContainerError::Io { path: path.to_owned(), what, source };
+        file_kind::file_or_folder(path).map_err(io("opening"))?;
         let file = File::open(path).map_err(io("opening"))?;
         let meta = file.metadata().map_err(io("opening"))?;
         if meta.is_dir() {

@@ -16,7 +16,7 @@ use crate::manifest::{
     PlaneEntry, Section, Storage, TensorEntry,
 };
 use crate::safetensors_header::dtype_bits;
-use crate::{names, planes, temp_file};
+use crate::{file_kind, names, planes, temp_file};
 
 /// Element sizes in bytes, in the order of the data: descending, so that every plane is aligned to its elements.
 const CLASSES: [u64; 4] = [8, 4, 2, 1];
@@ -106,7 +106,7 @@ impl Writer {
     /// Starts a container that will appear at `path`.
     ///
     /// An existing file is refused unless `overwrite`; its folder must exist and be writable, which is found out here and not after
-    /// the work.
+    /// the work. What is there and is no regular file (a pipe, a socket, a device) is never replaced.
     pub fn create(path: &Path, overwrite: bool) -> Result<Self, ContainerError> {
         let bad = |reason| ContainerError::OutputPath { path: path.to_owned(), reason };
         if path.file_name().is_none() {
@@ -119,10 +119,13 @@ impl Writer {
         if !dir.is_dir() {
             return Err(bad("its folder does not exist"));
         }
-        match path.symlink_metadata() {
-            Ok(m) if m.is_dir() => return Err(bad("expected a file, found a folder")),
-            Ok(_) if !overwrite => return Err(ContainerError::Exists { path: path.to_owned() }),
-            _ => {}
+        let found = path.symlink_metadata();
+        if found.as_ref().is_ok_and(|m| m.is_dir()) {
+            return Err(bad("expected a file, found a folder"));
+        }
+        check_target(path)?;
+        if found.is_ok() && !overwrite {
+            return Err(ContainerError::Exists { path: path.to_owned() });
         }
         let mut writer = Writer {
             path: path.to_owned(),
@@ -257,6 +260,8 @@ impl Writer {
             file_bytes += copied;
         }
         out.as_file().sync_all().map_err(io("flushing to disk"))?;
+        // Once more: what is there may have changed during the work.
+        check_target(&self.path)?;
         let named = if self.overwrite { out.persist(&self.path) } else { out.persist_noclobber(&self.path) };
         match named {
             Ok(_) => {}
@@ -406,6 +411,12 @@ impl Write for Sink<'_> {
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
+}
+
+/// Refuses to replace what is no regular file.
+fn check_target(path: &Path) -> Result<(), ContainerError> {
+    let what = "checking what it would replace";
+    file_kind::check_replaceable(path).map_err(|source| ContainerError::Io { path: path.to_owned(), what, source })
 }
 
 /// Makes a rename in `dir` durable. Only Unix has folders that can be flushed.

@@ -479,6 +479,58 @@ fn outputs_are_refused_before_the_work() {
     assert!(matches!(w.add_raw("t", "F32", &[2], &[0; 4], "x"), Err(ContainerError::Input { .. })));
 }
 
+/// A named pipe.
+#[cfg(unix)]
+fn fifo(path: &Path) {
+    assert!(std::process::Command::new("mkfifo").arg(path).status().unwrap().success());
+}
+
+#[cfg(unix)]
+#[test]
+fn what_is_no_regular_file_is_never_replaced() {
+    use std::os::unix::fs::{FileTypeExt, symlink};
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    fifo(&at("pipe"));
+    symlink(at("pipe"), at("to_pipe")).unwrap();
+    symlink(at("absent"), at("broken")).unwrap();
+    let _socket = std::os::unix::net::UnixListener::bind(at("socket")).unwrap();
+    for name in ["pipe", "to_pipe", "broken", "socket"] {
+        for overwrite in [false, true] {
+            let error = Writer::create(&at(name), overwrite).unwrap_err();
+            assert!(matches!(error, ContainerError::Io { .. }), "{name}: {error}");
+            assert!(error.to_string().ends_with("not a regular file"), "{name}: {error}");
+        }
+    }
+    // One that appears during the work stays as well.
+    let mut w = Writer::create(&at("late"), true).unwrap();
+    w.add_blob("b", b"x").unwrap();
+    fifo(&at("late"));
+    assert!(matches!(w.finish(info()), Err(ContainerError::Io { .. })));
+    for (name, is_kind) in [("pipe", true), ("late", true), ("socket", false)] {
+        let kind = at(name).symlink_metadata().unwrap().file_type();
+        assert_eq!((kind.is_fifo(), kind.is_socket()), (is_kind, !is_kind), "{name}");
+    }
+    assert!(at("to_pipe").is_symlink() && at("broken").is_symlink());
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 5);
+    // A link to a regular file is replaced like the file.
+    fs::write(at("file"), b"old").unwrap();
+    symlink(at("file"), at("to_file")).unwrap();
+    write_sample(&at("to_file"), true);
+    open_and_verify(&at("to_file")).unwrap();
+}
+
+#[cfg(unix)]
+#[test]
+fn i01_a_pipe_is_refused_without_waiting_for_its_writer() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pipe");
+    fifo(&path);
+    let error = Container::open(&path).unwrap_err();
+    assert!(matches!(error, ContainerError::Io { .. }), "{error}");
+    assert!(error.to_string().ends_with("not a regular file"), "{error}");
+}
+
 #[cfg(unix)]
 #[test]
 fn a_new_file_has_the_usual_permissions() {
