@@ -6,6 +6,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use gosset_container::file_kind::file_or_folder;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, MapAccess, Visitor};
 
@@ -123,6 +124,7 @@ fn explain_absence(folder: &Path, names: Vec<String>) -> SourceError {
 fn pickle_kind(path: &Path) -> Option<&'static str> {
     use std::io::Read;
     let mut magic = [0u8; 4];
+    file_or_folder(path).ok()?;
     fs::File::open(path).ok()?.read_exact(&mut magic).ok()?;
     match magic {
         [b'P', b'K', ..] => Some("zip archive of pickles"),
@@ -150,7 +152,7 @@ impl Index {
         check_link(&path)?;
         let io = |source| SourceError::Io { path: path.clone(), what: "reading", source };
         let bad = |reason: String| SourceError::BadIndex { path: path.clone(), reason };
-        let len = fs::metadata(&path).map_err(io)?.len();
+        let len = file_or_folder(&path).map_err(io)?.len();
         if len > MAX_INDEX {
             return Err(bad(format!("expected at most {MAX_INDEX} bytes, found {len}")));
         }

@@ -11,6 +11,7 @@ use std::io::Write;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use gosset_container::file_kind::file_or_folder;
 use gosset_container::safetensors_header::HeaderTensor;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -208,7 +209,7 @@ fn read_blobs(folder: &Path) -> Result<Vec<(String, Vec<u8>)>, SourceError> {
             continue;
         }
         folder::check_link(&path)?;
-        let meta = fs::metadata(&path).map_err(io("reading"))?;
+        let meta = file_or_folder(&path).map_err(io("reading"))?;
         if meta.len() > MAX_BLOB {
             let reason = format!("expected at most {MAX_BLOB} bytes, found {}", meta.len());
             return Err(SourceError::BadConfig { path, reason });

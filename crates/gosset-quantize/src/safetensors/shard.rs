@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::PathBuf;
 
+use gosset_container::file_kind;
 use gosset_container::safetensors_header::{self as st, Header, HeaderProblem};
 use sha2::{Digest, Sha256};
 
@@ -29,6 +30,7 @@ impl Shard {
             move |source| SourceError::Io { path, what, source }
         };
         let of_header = |problem: HeaderProblem| SourceError::Header { path: path.clone(), problem: Box::new(problem) };
+        file_kind::file_or_folder(&path).map_err(io("opening"))?;
         let mut file = File::open(&path).map_err(io("opening"))?;
         let file_bytes = file.metadata().map_err(io("opening"))?.len();
         let mut prefix = Vec::new();
