@@ -81,6 +81,9 @@ pub(crate) fn run(args: &DequantizeArgs) -> Result<()> {
     };
     let watch = interrupt::watch_slowly();
     let occupied = fs::read_dir(&args.output).is_ok_and(|mut entries| entries.next().is_some());
+    if occupied && args.force {
+        gosset_quantize::check_dequantize_targets(&container, &args.output)?;
+    }
     let summary = if occupied && args.force { into_occupied(&args.output, expand)? } else { expand(&args.output)? };
     drop(watch);
     reporter.progress.finish();

@@ -5,9 +5,11 @@ use std::io::{self, BufWriter, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Instant;
 
 use gosset_codec::DecodeScratch;
+use gosset_container::file_kind::check_replaceable;
 use gosset_container::safetensors_header::dtype_bits;
 use gosset_container::{Container, ContainerError, Storage, TensorEntry};
 use half::{bf16, f16};
@@ -27,7 +29,7 @@ const WEIGHTS: &str = "model.safetensors";
 pub enum FloatDtype {
     /// Single precision: exactly what the container decodes to.
     F32,
-    /// Half precision, rounded to nearest even; values beyond 65504 become infinite.
+    /// Half precision, rounded to nearest even; tensors with values beyond 65504 are refused.
     F16,
     /// bfloat16, rounded to nearest even.
     Bf16,
@@ -56,6 +58,24 @@ impl FloatDtype {
             FloatDtype::F32 => 4,
             FloatDtype::F16 | FloatDtype::Bf16 => 2,
         }
+    }
+
+    /// Dtypes for values that do not fit this one.
+    fn instead(self) -> &'static str {
+        match self {
+            FloatDtype::F16 => "f32 or bf16",
+            FloatDtype::F32 | FloatDtype::Bf16 => "f32",
+        }
+    }
+
+    /// Whether a finite value becomes infinite.
+    fn overflows(self, v: f32) -> bool {
+        let infinite = match self {
+            FloatDtype::F32 => false,
+            FloatDtype::F16 => f16::from_f32(v).is_infinite(),
+            FloatDtype::Bf16 => bf16::from_f32(v).is_infinite(),
+        };
+        infinite && v.is_finite()
     }
 
     fn append(self, values: &[f32], out: &mut Vec<u8>) {
@@ -97,6 +117,11 @@ pub struct DequantizeSummary {
 ///
 /// Coded tensors become `dtype`; raw tensors of a safetensors dtype are copied bit by bit; other raw tensors go through `blocks` and
 /// become `dtype` too. The folder appears when it is complete. An existing folder is refused unless it is empty.
+///
+/// # Errors
+///
+/// [`QuantizeError::DtypeOverflow`] for a tensor with finite values that `dtype` cannot hold, [`QuantizeError::OutputExists`],
+/// [`QuantizeError::Cancelled`], and the errors of container and codec.
 pub fn dequantize(
     container: &Arc<Container>,
     out_dir: &Path,
@@ -155,6 +180,27 @@ pub fn dequantize(
     Ok(DequantizeSummary { folder: out_dir.to_owned(), files, weight_bytes, n_tensors: total })
 }
 
+/// Refuses a folder in which a file that [`dequantize`] makes would replace the container itself or what is no regular file.
+///
+/// For callers that move the files into a folder in use; to be asked before the work.
+///
+/// # Errors
+///
+/// [`QuantizeError::OutputIsInput`] and [`QuantizeError::Io`].
+pub fn check_dequantize_targets(container: &Container, folder: &Path) -> Result<(), QuantizeError> {
+    let input = fs::canonicalize(container.path()).ok();
+    let blobs = container.manifest().blobs.iter().filter_map(|blob| blob_file_name(&blob.name));
+    for name in std::iter::once(WEIGHTS).chain(blobs) {
+        let out = folder.join(name);
+        if input.is_some() && fs::canonicalize(&out).ok() == input {
+            return Err(QuantizeError::OutputIsInput { out, input: container.path().to_owned() });
+        }
+        let what = "checking what it would replace";
+        check_replaceable(&out).map_err(|source| QuantizeError::Io { path: out, what, source })?;
+    }
+    Ok(())
+}
+
 /// A tensor, whether it is expanded from a block type, and its bytes in the folder.
 type Item<'a> = (&'a TensorEntry, bool, u64);
 
@@ -198,6 +244,38 @@ fn layout<'a>(
     Ok((out, items))
 }
 
+/// Values of one tensor that do not fit the dtype.
+#[derive(Default)]
+struct Overflow {
+    count: AtomicU64,
+    /// Bits of the largest magnitude, which order like the magnitudes.
+    largest: AtomicU32,
+}
+
+impl Overflow {
+    /// Appends values and counts those that do not fit.
+    fn append(&self, dtype: FloatDtype, values: &[f32], out: &mut Vec<u8>) {
+        for v in values.iter().filter(|&&v| dtype.overflows(v)) {
+            self.count.fetch_add(1, Ordering::Relaxed);
+            self.largest.fetch_max(v.abs().to_bits(), Ordering::Relaxed);
+        }
+        dtype.append(values, out);
+    }
+
+    fn check(self, tensor: &str, dtype: FloatDtype) -> Result<(), ExpandError> {
+        match self.count.into_inner() {
+            0 => Ok(()),
+            count => Err(ExpandError::Other(QuantizeError::DtypeOverflow {
+                tensor: tensor.to_owned(),
+                dtype: dtype.name(),
+                count,
+                largest: f32::from_bits(self.largest.into_inner()),
+                instead: dtype.instead(),
+            })),
+        }
+    }
+}
+
 /// An error that does not know the output yet.
 enum ExpandError {
     Write(io::Error),
@@ -225,14 +303,16 @@ fn expand_coded(
     let (rows, cols) = (decoder.rows(), decoder.cols());
     let unit = decoder.row_block();
     let step = unit * (BLOCK_VALUES / (unit * cols).max(1)).max(1);
+    let overflow = Overflow::default();
     in_blocks(rows, step, out, |block, bytes| {
         let mut values = vec![0f32; block.len() * cols];
         decoder
             .decode_rows(block, &mut values, &mut DecodeScratch::new())
             .map_err(|source| ExpandError::Other(QuantizeError::Codec { tensor: name.to_owned(), source }))?;
-        dtype.append(&values, bytes);
+        overflow.append(dtype, &values, bytes);
         Ok(())
-    })
+    })?;
+    overflow.check(name, dtype)
 }
 
 fn expand_raw(
@@ -256,13 +336,15 @@ fn expand_raw(
         })
     };
     let step = (BLOCK_VALUES / cols.max(1)).max(1);
+    let overflow = Overflow::default();
     in_blocks(rows, step, out, |block, bytes| {
         let mut values = vec![0f32; block.len() * cols];
         let blocks = blocks.ok_or_else(|| failed("none was given".to_owned()))?;
         blocks.dequantize_rows(raw.dtype, raw.bytes, cols, block, &mut values).map_err(|e| failed(e.to_string()))?;
-        dtype.append(&values, bytes);
+        overflow.append(dtype, &values, bytes);
         Ok(())
-    })
+    })?;
+    overflow.check(name, dtype)
 }
 
 /// Calls `fill` for blocks of rows on all threads, a few blocks at a time, and writes what they give in order.

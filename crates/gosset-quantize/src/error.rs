@@ -295,6 +295,38 @@ pub enum QuantizeError {
         /// Tensors with any.
         n_tensors: usize,
     },
+    /// Finite weights in F64 that are infinite as f32.
+    #[error(
+        "tensor {tensor:?}: weight {value:e} at row {row}, column {column} does not fit f32 ({count} such weight(s) in this tensor, {n_tensors} tensor(s) affected)"
+    )]
+    BeyondF32 {
+        /// First tensor that has one.
+        tensor: String,
+        /// Row of the first one.
+        row: usize,
+        /// Its column.
+        column: usize,
+        /// Its value.
+        value: f64,
+        /// How many the tensor has.
+        count: u64,
+        /// Tensors with any, or with NaN or infinity.
+        n_tensors: usize,
+    },
+    /// Finite weights that are infinite in the dtype they are expanded to.
+    #[error("tensor {tensor:?}: {count} weight(s) do not fit {dtype}, the largest is {largest:e}; expand to {instead}")]
+    DtypeOverflow {
+        /// The tensor.
+        tensor: String,
+        /// Dtype asked for.
+        dtype: &'static str,
+        /// How many do not fit.
+        count: u64,
+        /// Largest magnitude.
+        largest: f32,
+        /// Dtypes that hold them.
+        instead: &'static str,
+    },
     /// The tie flag and the tensors contradict each other.
     #[error(
         "config.json says the output head is not tied (tie_word_embeddings = false) but there is no lm_head.weight; pass a tie option to decide"

@@ -17,7 +17,7 @@ mod scan;
 mod source;
 mod tie;
 
-pub use dequantize::{DequantizeSummary, FloatDtype, RawDequantizer, dequantize};
+pub use dequantize::{DequantizeSummary, FloatDtype, RawDequantizer, check_dequantize_targets, dequantize};
 pub use error::{QuantizeError, SourceError};
 pub use observer::{Event, Observer, Silent};
 pub use options::{Override, OverrideAction, QuantizeOptions};
