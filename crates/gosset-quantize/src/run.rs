@@ -31,7 +31,8 @@ struct Energy {
 ///
 /// # Errors
 ///
-/// [`QuantizeError::NonFinite`] before anything is written if a tensor to be quantized holds NaN or infinity;
+/// [`QuantizeError::NonFinite`] and [`QuantizeError::BeyondF32`] before anything is written if a tensor to be quantized holds NaN,
+/// infinity, or what is infinite as f32;
 /// [`QuantizeError::OutputIsInput`], [`QuantizeError::Cancelled`], and the errors of source, codec and container.
 pub fn run(
     plan: &Plan,
@@ -130,8 +131,14 @@ fn scan_all(
             observer.event(&Event::Warning { message: &message });
             warnings.push(message);
         };
+        if let (Some((row, column, value)), false) = (findings.first_beyond, quantized) {
+            warn(format!(
+                "tensor {tensor:?} is kept as it is, with {} value(s) that do not fit f32, the first ({value:e}) at row {row}, column {column}",
+                findings.n_beyond
+            ));
+        }
         match (&findings.first_bad, quantized) {
-            (Some(_), true) => bad.push((tensor, findings)),
+            _ if quantized && findings.is_bad() => bad.push((tensor, findings)),
             (Some((row, column, value)), false) => warn(format!(
                 "tensor {tensor:?} is kept as it is, with {} NaN and {} infinite values, the first ({value}) at row {row}, column {column}",
                 findings.n_nan, findings.n_inf
@@ -143,7 +150,7 @@ fn scan_all(
                     ));
                 }
             }
-            (None, false) => {}
+            _ => {}
         }
     }
     match bad.first().and_then(|(tensor, findings)| scan::non_finite(tensor, findings, bad.len())) {
@@ -270,6 +277,7 @@ fn report(
             exact_rows: m.exact_rows,
         });
     }
+    warnings.extend(tensors.iter().filter_map(missed_target));
     let exact_rows: u64 = measured.iter().map(|m| m.exact_rows).sum();
     if exact_rows > 0 {
         let n = measured.iter().filter(|m| m.exact_rows > 0).count();
@@ -303,6 +311,20 @@ fn report(
         warnings,
         recipe,
     }
+}
+
+/// What to warn about if the payload of a tensor is not the one asked for, which small tensors never meet exactly.
+fn missed_target(t: &TensorReport) -> Option<String> {
+    const MIN_WEIGHTS: u64 = 1 << 16;
+    const TOLERANCE: f64 = 0.01;
+    let (asked, reached) = (t.target_bps?, t.payload_bps?);
+    let missed = t.n_weights >= MIN_WEIGHTS && (reached - asked).abs() > TOLERANCE;
+    missed.then(|| {
+        format!(
+            "tensor {:?}: asked for {asked} bits per weight, reached {reached:.3}: its values are not spread as usual",
+            t.name
+        )
+    })
 }
 
 /// Refuses an output that is one of the input files or lies in the input folder.

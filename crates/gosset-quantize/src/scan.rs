@@ -1,5 +1,7 @@
 //! Looks at every weight before the first one is coded: non-finite values stop a run, absurd ones are told.
 
+use std::io::{self, Write};
+
 use rayon::prelude::*;
 
 use crate::error::{QuantizeError, SourceError};
@@ -19,8 +21,19 @@ pub(crate) struct Findings {
     pub(crate) n_inf: u64,
     /// First non-finite value in row-major order.
     pub(crate) first_bad: Option<(usize, usize, f32)>,
+    /// Finite F64 values that are infinite as f32; not among the infinities.
+    pub(crate) n_beyond: u64,
+    /// The first of them.
+    pub(crate) first_beyond: Option<(usize, usize, f64)>,
     /// Values far beyond the rest: how many, and row, column and value of the largest.
     pub(crate) outliers: Option<(u64, usize, usize, f32)>,
+}
+
+impl Findings {
+    /// Whether any value cannot be coded.
+    pub(crate) fn is_bad(&self) -> bool {
+        self.first_bad.is_some() || self.first_beyond.is_some()
+    }
 }
 
 /// What was found in one row.
@@ -50,12 +63,70 @@ pub(crate) fn scan(source: &dyn ModelSource, index: usize) -> Result<Findings, S
         .collect::<Result<_, SourceError>>()?;
     let stats: Vec<RowStats> = blocks.into_iter().flatten().collect();
     let first_bad = stats.iter().enumerate().find_map(|(r, s)| s.first_bad.map(|(c, v)| (r, c, v)));
+    if first_bad.is_some() && source.tensors()[index].dtype == "F64" {
+        return scan_f64(source, index, cols);
+    }
     Ok(Findings {
         n_nan: stats.iter().map(|s| s.n_nan).sum(),
         n_inf: stats.iter().map(|s| s.n_inf).sum(),
         first_bad,
+        n_beyond: 0,
+        first_beyond: None,
         outliers: if first_bad.is_some() { None } else { outliers(source, index, cols, &stats)? },
     })
+}
+
+/// Scans the stored bytes of an F64 tensor, for which infinite as f32 does not mean infinite.
+fn scan_f64(source: &dyn ModelSource, index: usize, cols: usize) -> Result<Findings, SourceError> {
+    let mut scan = F64Scan { cols, n_values: 0, partial: Vec::new(), findings: Findings::default() };
+    source.copy_raw(index, &mut scan)?;
+    Ok(scan.findings)
+}
+
+/// Takes little-endian f64 values in pieces of any length.
+struct F64Scan {
+    cols: usize,
+    n_values: usize,
+    /// Fewer than 8 bytes of a value that was cut.
+    partial: Vec<u8>,
+    findings: Findings,
+}
+
+impl F64Scan {
+    fn value(&mut self, v: f64) {
+        let (row, column) = (self.n_values / self.cols, self.n_values % self.cols);
+        self.n_values += 1;
+        let found = &mut self.findings;
+        if v.is_finite() {
+            if (v as f32).is_infinite() {
+                found.n_beyond += 1;
+                found.first_beyond.get_or_insert((row, column, v));
+            }
+            return;
+        }
+        *(if v.is_nan() { &mut found.n_nan } else { &mut found.n_inf }) += 1;
+        found.first_bad.get_or_insert((row, column, v as f32));
+    }
+}
+
+impl Write for F64Scan {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let missing = if self.partial.is_empty() { 0 } else { 8 - self.partial.len() };
+        let (head, rest) = bytes.split_at(missing.min(bytes.len()));
+        self.partial.extend_from_slice(head);
+        if let Ok(whole) = <[u8; 8]>::try_from(self.partial.as_slice()) {
+            self.value(f64::from_le_bytes(whole));
+            self.partial.clear();
+        }
+        let (values, tail) = rest.as_chunks::<8>();
+        values.iter().for_each(|v| self.value(f64::from_le_bytes(*v)));
+        self.partial.extend_from_slice(tail);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 fn row_stats(row: &[f32]) -> RowStats {
@@ -120,9 +191,13 @@ fn outliers(
     Ok(found)
 }
 
-/// The error for a tensor with non-finite values, `None` if there are none.
+/// The error for a tensor with values that cannot be coded, `None` if there are none.
 pub(crate) fn non_finite(tensor: &str, findings: &Findings, n_tensors: usize) -> Option<QuantizeError> {
-    let (row, column, value) = findings.first_bad?;
+    let Some((row, column, value)) = findings.first_bad else {
+        let (row, column, value) = findings.first_beyond?;
+        let (tensor, count) = (tensor.to_owned(), findings.n_beyond);
+        return Some(QuantizeError::BeyondF32 { tensor, row, column, value, count, n_tensors });
+    };
     let (n_nan, n_inf) = (findings.n_nan, findings.n_inf);
     Some(QuantizeError::NonFinite { tensor: tensor.to_owned(), row, column, value, n_nan, n_inf, n_tensors })
 }

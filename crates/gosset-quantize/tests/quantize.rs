@@ -10,7 +10,7 @@ use gosset_codec::DecodeScratch;
 use gosset_container::{Container, ContainerKind, Storage};
 use gosset_quantize::{
     Action, Event, FloatDtype, ModelSource, Observer, Override, Plan, QuantizeError, QuantizeOptions, Report,
-    SafetensorsSource, Silent, TieDecision, dequantize, plan, run,
+    SafetensorsSource, Silent, SourceError, TieDecision, check_dequantize_targets, dequantize, plan, run,
 };
 use gosset_tests::t0::{Dtype, T0, safetensors};
 use tempfile::TempDir;
@@ -263,6 +263,57 @@ fn b05_non_finite_weights_stop_the_scan_with_their_place() {
 }
 
 #[test]
+fn b05_doubles_beyond_single_precision_are_not_called_infinite() {
+    // A matrix with `changes`, and a bias that is kept.
+    let open = |changes: &[(usize, f64)], bias: f64| {
+        let dir = tempfile::tempdir().unwrap();
+        let mut values: Vec<f64> = (0..64 * 640).map(|i| f64::from((i * 37 % 101) as u16) - 50.0).collect();
+        changes.iter().for_each(|&(i, v)| values[i] = v);
+        let bytes = |values: &[f64]| values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        let path = dir.path().join("w.safetensors");
+        let bias = ("bias".to_owned(), "F64", vec![2], bytes(&[1.0, bias]));
+        fs::write(&path, safetensors(&[("w".to_owned(), "F64", vec![64, 640], bytes(&values)), bias])).unwrap();
+        Case { source: SafetensorsSource::open(&path).unwrap(), dir }
+    };
+    let beyond = open(&[(3 * 640 + 7, -1e39), (4 * 640, 1e300)], 1.0);
+    match beyond.quantize(&e8(4.0)).unwrap_err() {
+        e @ QuantizeError::BeyondF32 { row: 3, column: 7, count: 2, n_tensors: 1, .. } => {
+            assert!(e.to_string().contains("-1e39") && e.to_string().contains("does not fit f32"), "{e}");
+        }
+        other => panic!("{other}"),
+    }
+    // True infinities are still told as such, and counted apart.
+    let both = open(&[(1, 1e39), (640, f64::NEG_INFINITY), (641, f64::NAN)], 1.0);
+    match both.quantize(&e8(4.0)).unwrap_err() {
+        QuantizeError::NonFinite { row: 1, column: 0, n_nan: 1, n_inf: 1, .. } => {}
+        other => panic!("{other}"),
+    }
+    let report = open(&[], 1e39).quantize(&e8(4.0)).unwrap();
+    let told = |w: &String| w.contains("\"bias\"") && w.contains("1 value(s) that do not fit f32");
+    assert!(report.warnings.iter().any(told), "{:?}", report.warnings);
+}
+
+#[test]
+fn a02_a_missed_rate_is_told() {
+    // Values without libm; sums of uniform ones are close enough to normal.
+    let mut state = 5u64;
+    let mut uniform = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as f32 / 16_777_216.0 - 0.5
+    };
+    let usual: Vec<f32> = (0..256 * 256).map(|_| (0..8).map(|_| uniform()).sum()).collect();
+    let report = Case::matrix(256, 256, &usual).quantize(&e8(4.0)).unwrap();
+    assert!(report.warnings.is_empty(), "{:?}", report.warnings);
+    let report = Case::matrix(256, 256, &[0.0; 256 * 256]).quantize(&e8(4.0)).unwrap();
+    let reached = format!("{:.3}", report.tensors[0].payload_bps.unwrap());
+    let told = report.warnings.iter().find(|w| w.contains("\"w\"") && w.contains("asked for 4 "));
+    assert!(told.is_some_and(|w| w.contains(&reached)), "{reached}: {:?}", report.warnings);
+    // Small tensors miss by nature.
+    let report = Case::matrix(128, 256, &[0.0; 128 * 256]).quantize(&e8(4.0)).unwrap();
+    assert!(report.warnings.is_empty(), "{:?}", report.warnings);
+}
+
+#[test]
 fn b05_absurd_weights_are_told_and_survive() {
     let t0 = T0 { dtype: Dtype::F32, ..T0::llama() };
     let case = Case::of(&t0);
@@ -478,4 +529,79 @@ fn an_expanded_folder_is_a_checkpoint_again() {
         let again = dequantize(&container, &folder, dtype, None, &Silent);
         assert!(matches!(again, Err(QuantizeError::OutputExists { .. })));
     }
+}
+
+#[test]
+fn expanding_refuses_values_that_the_dtype_cannot_hold() {
+    let mut values: Vec<f32> = (0..64 * 128).map(|i| (i * 37 % 101) as f32 - 50.0).collect();
+    values[..128].iter_mut().for_each(|v| *v *= 1e4);
+    let case = Case::matrix(64, 128, &values);
+    case.quantize(&e8(4.0)).unwrap();
+    let container = Container::open(&case.out()).unwrap();
+    let expected = decoded(&case.out(), "w").iter().filter(|v| v.abs() >= 65520.0).count() as u64;
+    assert!(expected > 0);
+    let folder = case.dir.path().join("back");
+    match dequantize(&container, &folder, FloatDtype::F16, None, &Silent).unwrap_err() {
+        e @ QuantizeError::DtypeOverflow { count, .. } => {
+            assert_eq!(count, expected);
+            assert!(e.to_string().contains("\"w\"") && e.to_string().contains("f32 or bf16"), "{e}");
+        }
+        other => panic!("{other}"),
+    }
+    assert!(!folder.exists());
+    dequantize(&container, &folder, FloatDtype::Bf16, None, &Silent).unwrap();
+}
+
+#[test]
+fn expanding_never_replaces_its_own_container() {
+    let case = Case::of(&T0::llama());
+    case.quantize(&e8(4.0)).unwrap();
+    let folder = case.dir.path().join("used");
+    fs::create_dir(&folder).unwrap();
+    let check = |path: &Path| check_dequantize_targets(&Container::open(path).unwrap(), &folder);
+    fs::write(folder.join("config.json"), "{}").unwrap();
+    check(&case.out()).unwrap();
+    for name in ["model.safetensors", "tokenizer.json"] {
+        let own = folder.join(name);
+        fs::copy(case.out(), &own).unwrap();
+        for path in [own.clone(), folder.join("../used").join(name)] {
+            let error = check(&path).unwrap_err();
+            assert!(matches!(error, QuantizeError::OutputIsInput { .. }), "{error}");
+        }
+        // Another container of that name may be replaced.
+        check(&case.out()).unwrap();
+        fs::remove_file(own).unwrap();
+    }
+    fs::create_dir(folder.join("model.safetensors")).unwrap();
+    let error = check(&case.out()).unwrap_err();
+    assert!(error.to_string().ends_with("not a regular file"), "{error}");
+}
+
+#[cfg(unix)]
+#[test]
+fn pipes_are_neither_read_nor_replaced() {
+    let fifo = |path: &Path| assert!(std::process::Command::new("mkfifo").arg(path).status().unwrap().success());
+    let refused = |path: &Path| match SafetensorsSource::open(path).map(|s| s.info().clone()).unwrap_err() {
+        e @ SourceError::Io { .. } => assert!(e.to_string().ends_with("not a regular file"), "{e}"),
+        other => panic!("{other}"),
+    };
+    let case = Case::of(&T0::llama());
+    let pipe = case.dir.path().join("pipe.safetensors");
+    fifo(&pipe);
+    refused(&pipe);
+    let p = case.plan(&e8(3.0)).unwrap();
+    let error = run(&p, &case.source, &pipe, true, &Silent).unwrap_err();
+    assert!(error.to_string().ends_with("not a regular file"), "{error}");
+    for name in ["config.json", "model.safetensors"] {
+        let file = case.dir.path().join("in").join(name);
+        fs::remove_file(&file).unwrap();
+        fifo(&file);
+        refused(&case.dir.path().join("in"));
+        fs::remove_file(&file).unwrap();
+        T0::llama().write(&case.dir.path().join("in")).unwrap();
+    }
+    let index = case.dir.path().join("in/model.safetensors.index.json");
+    fs::remove_file(case.dir.path().join("in/model.safetensors")).unwrap();
+    fifo(&index);
+    refused(&case.dir.path().join("in"));
 }
