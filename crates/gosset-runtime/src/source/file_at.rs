@@ -4,6 +4,8 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
+use gosset_container::file_kind;
+
 use crate::RuntimeError;
 
 /// An open file with the length it had when it was opened.
@@ -16,6 +18,7 @@ pub(crate) struct FileAt {
 
 impl FileAt {
     pub(crate) fn open(path: &Path) -> Result<Self, RuntimeError> {
+        file_kind::file_or_folder(path).map_err(RuntimeError::io(path))?;
         let file = File::open(path).map_err(RuntimeError::io(path))?;
         let meta = file.metadata().map_err(RuntimeError::io(path))?;
         if meta.is_dir() {
@@ -72,4 +75,21 @@ fn read_exact_at(file: &File, mut out: &mut [u8], mut at: u64) -> io::Result<()>
         }
     }
     Ok(())
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pipe_is_refused_without_waiting_for_its_writer() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("pipe.gguf");
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+        for error in [FileAt::open(&path).map(drop), crate::source::open_source(&path).map(drop)] {
+            let error = error.unwrap_err();
+            assert!(matches!(error, RuntimeError::Io { .. }), "{error}");
+            assert!(error.to_string().ends_with("not a regular file"), "{error}");
+        }
+    }
 }
