@@ -79,10 +79,14 @@ impl ModelConfig {
         if !head_dim.is_multiple_of(2) {
             return Err(RuntimeError::config("head_dim", "an even number", head_dim));
         }
-        let activation = map.get("hidden_act").and_then(Value::as_str).unwrap_or("silu");
-        if !matches!(activation, "silu" | "swish") {
-            return Err(RuntimeError::config("hidden_act", "silu", activation));
+        match field("hidden_act").present() {
+            None => {}
+            Some(Value::String(s)) if matches!(s.as_str(), "silu" | "swish") => {}
+            Some(Value::String(other)) => return Err(RuntimeError::config("hidden_act", "silu", other)),
+            Some(other) => return Err(field("hidden_act").wrong("silu", other)),
         }
+        // Read where the head is chosen; here only its type counts.
+        field("tie_word_embeddings").bool(false)?;
         if field("use_sliding_window").bool(false)? {
             return Err(RuntimeError::config(
                 "use_sliding_window",
@@ -362,6 +366,13 @@ mod tests {
             (json!({"num_key_value_heads": 3}), "config.json: num_key_value_heads: expected a divisor of 4, found 3"),
             (json!({"head_dim": 15}), "config.json: head_dim: expected an even number, found 15"),
             (json!({"hidden_act": "gelu"}), "config.json: hidden_act: expected silu, found gelu"),
+            (json!({"hidden_act": ["silu"]}), "config.json: hidden_act: expected silu, found a list of 1"),
+            (json!({"hidden_act": 7}), "config.json: hidden_act: expected silu, found 7"),
+            (
+                json!({"tie_word_embeddings": "false"}),
+                "config.json: tie_word_embeddings: expected true or false, found \"false\"",
+            ),
+            (json!({"tie_word_embeddings": 0}), "config.json: tie_word_embeddings: expected true or false, found 0"),
             (
                 json!({"rope_scaling": {"type": "yarn"}}),
                 "config.json: rope_scaling.rope_type: expected default, linear, llama3, or longrope with equal lists and attention_factor 1.0, found yarn",
