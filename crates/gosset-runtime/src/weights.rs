@@ -19,6 +19,9 @@ pub(crate) trait Weights {
     /// Shape of tensor `name`, `None` if there is none.
     fn shape(&self, name: &str) -> Option<&[usize]>;
 
+    /// Names of all tensors, in no particular order.
+    fn names(&self) -> Box<dyn Iterator<Item = &str> + '_>;
+
     /// A small tensor (norm or bias) as f32 on the heap.
     fn vector(&self, name: &str) -> Result<Vec<f32>, RuntimeError>;
 
@@ -31,7 +34,8 @@ pub(crate) trait Weights {
 
 /// Checks names and shapes of everything the model needs, reading no weights.
 ///
-/// The first mismatch is returned: [`RuntimeError::MissingTensor`] or [`RuntimeError::Shape`].
+/// The first mismatch is returned: [`RuntimeError::MissingTensor`] or [`RuntimeError::Shape`]. Layers beyond those of the
+/// configuration are [`RuntimeError::Config`], since a model without its last layers answers, but with nonsense.
 pub(crate) fn check(config: &ModelConfig, weights: &dyn Weights, tied: bool) -> Result<(), RuntimeError> {
     let one = |name: &str, expected: &[usize], required: bool| match weights.shape(name) {
         Some(found) if found == expected => Ok(()),
@@ -42,7 +46,21 @@ pub(crate) fn check(config: &ModelConfig, weights: &dyn Weights, tied: bool) -> 
         }
     };
     expected_tensors(config).try_for_each(|t| one(&t.name, &t.shape, t.required))?;
-    if tied { Ok(()) } else { one(HEAD, &[config.vocab_size, config.hidden_size], true) }
+    if !tied {
+        one(HEAD, &[config.vocab_size, config.hidden_size], true)?;
+    }
+    check_no_further_layers(config.n_layers, weights)
+}
+
+/// Fails if a tensor belongs to a layer that the configuration does not have; names the first such tensor.
+fn check_no_further_layers(n_layers: usize, weights: &dyn Weights) -> Result<(), RuntimeError> {
+    let layer = |name: &str| name.strip_prefix("model.layers.")?.split('.').next()?.parse::<usize>().ok();
+    let n_stored = weights.names().filter_map(layer).max().map_or(0, |last| last.saturating_add(1));
+    let unused = weights.names().filter_map(|name| Some((layer(name)?, name))).filter(|&(n, _)| n >= n_layers).min();
+    unused.map_or(Ok(()), |(_, name)| {
+        let expected = format!("{n_stored}, the layers that the weights hold (the first beyond is {name})");
+        Err(RuntimeError::config("num_hidden_layers", expected, n_layers))
+    })
 }
 
 /// Tensors of a checkpoint, widened to f32 one by one.
@@ -66,6 +84,10 @@ impl<'a> SourceWeights<'a> {
 impl Weights for SourceWeights<'_> {
     fn shape(&self, name: &str) -> Option<&[usize]> {
         self.index.get(name).map(|&i| self.source.tensors()[i].shape.as_slice())
+    }
+
+    fn names(&self) -> Box<dyn Iterator<Item = &str> + '_> {
+        Box::new(self.index.keys().copied())
     }
 
     fn vector(&self, name: &str) -> Result<Vec<f32>, RuntimeError> {
@@ -106,6 +128,10 @@ impl ContainerWeights {
 impl Weights for ContainerWeights {
     fn shape(&self, name: &str) -> Option<&[usize]> {
         self.shapes.get(name).map(Vec::as_slice)
+    }
+
+    fn names(&self) -> Box<dyn Iterator<Item = &str> + '_> {
+        Box::new(self.shapes.keys().map(String::as_str))
     }
 
     fn vector(&self, name: &str) -> Result<Vec<f32>, RuntimeError> {

@@ -172,6 +172,15 @@ fn missing_tensors_and_parts_are_named() {
         matches!(load(&source).unwrap_err(), RuntimeError::MissingTensor { name, .. } if name.contains("layers.2."))
     );
     let mut source = whole();
+    source.set_config("num_hidden_layers", json!(1));
+    let message = load(&source).unwrap_err().to_string();
+    assert!(
+        message.contains("num_hidden_layers: expected 2")
+            && message.contains("model.layers.1.")
+            && message.ends_with("found 1"),
+        "{message}"
+    );
+    let mut source = whole();
     source.set_blob("config.json", None);
     assert!(matches!(load(&source).unwrap_err(), RuntimeError::MissingPart { part, .. } if part == "config.json"));
     let mut source = whole();
