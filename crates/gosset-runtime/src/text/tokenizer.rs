@@ -1,8 +1,11 @@
 //! A tokenizer read from `tokenizer.json`.
 
 use std::collections::HashMap;
+use std::fmt::Display;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::LazyLock;
 
+use serde::Deserialize;
 use serde_json::Value as Json;
 use sha2::{Digest, Sha256};
 
@@ -36,14 +39,21 @@ impl Tokenizer {
     /// Reads `tokenizer.json`. Truncation and padding that the file may ask for are switched off.
     ///
     /// # Errors
-    /// [`RuntimeError::Tokenizer`] if the file is no tokenizer or uses parts unknown here.
+    /// [`RuntimeError::Tokenizer`] if the file is no tokenizer, uses parts unknown here or contradicts itself.
     pub fn from_bytes(json: &[u8]) -> Result<Self, RuntimeError> {
-        let fail = |e: &dyn std::fmt::Display| RuntimeError::Tokenizer(format!("tokenizer.json: {e}"));
-        let mut inner = tokenizers::Tokenizer::from_bytes(json).map_err(|e| fail(&e))?;
-        inner.with_truncation(None).map_err(|e| fail(&e))?;
-        inner.with_padding(None);
-        let decoder = serde_json::to_value(inner.get_decoder()).map_err(|e| fail(&e))?;
-        let leading = inner.encode_fast("", true).map_err(|e| fail(&e))?.get_ids().to_vec();
+        let fail = |e: &dyn Display| RuntimeError::Tokenizer(format!("tokenizer.json: {e}"));
+        check_parts(json).map_err(|e| fail(&e))?;
+        let (inner, leading, decoder) = guarded(|| {
+            let mut inner = tokenizers::Tokenizer::from_bytes(json)?;
+            inner.with_truncation(None)?;
+            inner.with_padding(None);
+            let leading = inner.encode_fast("", true)?.get_ids().to_vec();
+            // All it does besides adding tokens concerns offsets, and nothing here reads them.
+            inner.with_post_processor(None::<tokenizers::PostProcessorWrapper>);
+            let decoder = serde_json::to_value(inner.get_decoder())?;
+            Ok::<_, tokenizers::Error>((inner, leading, decoder))
+        })
+        .map_err(|e| fail(&e))?;
         let id_bound = inner.get_vocab(true).values().max().map_or(0, |&id| id.saturating_add(1));
         Ok(Self {
             pieces: piece_rule(&decoder),
@@ -57,9 +67,9 @@ impl Tokenizer {
     /// Token ids of `text`. No BOS, EOS or other token is added; special tokens written out in the text are recognised.
     ///
     /// # Errors
-    /// [`RuntimeError::Tokenizer`] if the vocabulary cannot spell the text.
+    /// [`RuntimeError::Tokenizer`] if the vocabulary cannot spell the text, or if the file's settings make the tokenizer fail.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, RuntimeError> {
-        let encoding = self.inner.encode_fast(text, false).map_err(|e| RuntimeError::Tokenizer(e.to_string()))?;
+        let encoding = guarded(|| self.inner.encode_fast(text, false)).map_err(RuntimeError::Tokenizer)?;
         Ok(encoding.get_ids().to_vec())
     }
 
@@ -130,7 +140,7 @@ impl Tokenizer {
 
     /// The library's own decoding, for vocabularies whose rule is not known here.
     pub(super) fn decode_by_library(&self, ids: &[u32]) -> String {
-        self.inner.decode(ids, true).unwrap_or_default()
+        guarded(|| self.inner.decode(ids, true)).unwrap_or_default()
     }
 
     /// Bytes that a token adds to a text; `None` for special tokens and ids without a token.
@@ -155,6 +165,59 @@ impl Tokenizer {
             PieceRule::Library => token.into_bytes(),
         })
     }
+}
+
+/// Runs a call of the tokenizer library, which panics on some contradictory files; a panic becomes the text of an error.
+fn guarded<T, E: Display>(call: impl FnOnce() -> Result<T, E>) -> Result<T, String> {
+    // The library only reads its settings during a call, and a tokenizer that failed while it was built is dropped.
+    catch_unwind(AssertUnwindSafe(call)).map_or_else(
+        |panic| {
+            let text = panic.downcast_ref::<&str>().copied();
+            let text = text.or(panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no reason given");
+            Err(format!("tokenizer.json makes the tokenizer fail: {text}"))
+        },
+        |result| result.map_err(|e| e.to_string()),
+    )
+}
+
+/// Refuses two contradictions on which the library would panic. Anything unknown here is left to the library.
+fn check_parts(json: &[u8]) -> Result<(), String> {
+    /// The sections that are looked at; the vocabulary is skipped without being built.
+    #[derive(Deserialize)]
+    struct Parts {
+        #[serde(default)]
+        normalizer: Json,
+        #[serde(default)]
+        post_processor: Json,
+    }
+    let Ok(parts) = serde_json::from_slice::<Parts>(json) else { return Ok(()) };
+    check_normalizer(&parts.normalizer)?;
+    check_post_processor(&parts.post_processor)
+}
+
+fn check_normalizer(part: &Json) -> Result<(), String> {
+    if part["type"] == "Replace" && part["pattern"]["String"] == "" {
+        return Err("normalizer: Replace has an empty pattern, expected at least one character".to_owned());
+    }
+    part["normalizers"].as_array().into_iter().flatten().try_for_each(check_normalizer)
+}
+
+fn check_post_processor(part: &Json) -> Result<(), String> {
+    if part["type"] == "TemplateProcessing"
+        && let (Some(pieces), Some(known)) = (part["single"].as_array(), part["special_tokens"].as_object())
+    {
+        for piece in pieces {
+            if let Some(id) = piece["SpecialToken"]["id"].as_str().filter(|&id| !known.contains_key(id)) {
+                return Err(format!(
+                    "post_processor: TemplateProcessing uses {id:?}, which special_tokens does not have"
+                ));
+            }
+            if piece["Sequence"]["id"] == "B" {
+                return Err("post_processor: TemplateProcessing of a single text uses a second one (B)".to_owned());
+            }
+        }
+    }
+    part["processors"].as_array().into_iter().flatten().try_for_each(check_post_processor)
 }
 
 /// GPT-2's table: printable Latin-1 characters stand for themselves, the other 68 bytes for U+0100 and up in order.
