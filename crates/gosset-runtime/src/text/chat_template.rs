@@ -1,5 +1,8 @@
 //! Chat messages to the text a model was trained on.
 
+use std::io;
+use std::thread;
+
 use minijinja::value::Kwargs;
 use minijinja::{Environment, ErrorKind, Value, context};
 use serde::{Deserialize, Serialize};
@@ -27,6 +30,14 @@ impl Message {
 ///
 /// Templates see `messages`, `add_generation_prompt`, `bos_token`, `eos_token` and `raise_exception`; no clock, so the same
 /// messages always give the same text (`strftime_now` is undefined, which templates test for).
+///
+/// A template comes with a model, so it is not trusted. Its source may have 64 KiB and 256 prefix operators in a row; it is
+/// compiled and rendered in a thread whose stack is large enough for whatever nests within that size. A rendering ends with an error after a number of instructions that grows with the number of
+/// messages, and when its text exceeds 16 MiB.
+///
+/// Not limited: what one instruction may cost. A template that doubles a string again and again (`s ~ s`) needs few
+/// instructions to ask for more memory than there is, which ends the process, and a filter over a list that was doubled so may
+/// run for very long. One expression that fills the whole source takes seconds to compile. Read a template of unknown origin before running it, or run it where memory and time are limited.
 #[derive(Debug)]
 pub struct ChatTemplate {
     environment: Environment<'static>,
@@ -36,6 +47,23 @@ pub struct ChatTemplate {
 }
 
 const NAME: &str = "chat_template";
+
+/// Bytes of a source.
+const MAX_SOURCE: usize = 64 << 10;
+
+/// Prefix operators in a row. Each is a level of recursion; rules of dashes in comments stay below.
+const MAX_PREFIX_RUN: usize = 256;
+
+/// Stack for compiling and rendering, of which only the touched pages take memory. A byte of the source is at most one level of
+/// recursion, an instruction of a rendering builds at most one more level of a nested value.
+const STACK_BYTES: usize = 512 << 20;
+
+/// Instructions of a rendering: this many, and for each message [`FUEL_PER_MESSAGE`] more.
+const FUEL: u64 = 200_000;
+const FUEL_PER_MESSAGE: u64 = 1_000;
+
+/// Bytes of a rendered text.
+const MAX_OUTPUT: usize = 16 << 20;
 
 impl ChatTemplate {
     /// The template of a model: `chat_template` (a file of its own) if there is one, else the entry in `tokenizer_config.json`;
@@ -68,17 +96,26 @@ impl ChatTemplate {
     /// Compiles `source`; `bos` and `eos` are the tokens it may print.
     ///
     /// # Errors
-    /// [`RuntimeError::Template`] with line and construct.
+    /// [`RuntimeError::Template`] with line and construct, or for a source beyond the limits above.
     pub fn new(source: String, bos: Option<String>, eos: Option<String>) -> Result<Self, RuntimeError> {
+        if source.len() > MAX_SOURCE {
+            let found = source.len();
+            return Err(RuntimeError::Template(format!("expected at most {MAX_SOURCE} bytes, found {found}")));
+        }
+        if let Some(line) = long_prefix_run(&source) {
+            let message =
+                format!("line {line}: expected at most {MAX_PREFIX_RUN} prefix operators in a row, found more");
+            return Err(RuntimeError::Template(message));
+        }
         let mut environment = Environment::new();
         environment.set_trim_blocks(true);
         environment.set_lstrip_blocks(true);
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.add_function("raise_exception", raise_exception);
         environment.add_filter("tojson", tojson);
-        environment
-            .add_template_owned(NAME, without_generation_marks(&source))
-            .map_err(|e| RuntimeError::Template(explain(&source, &e)))?;
+        let plain = without_generation_marks(&source);
+        let compile = || environment.add_template_owned(NAME, plain).map_err(|e| explain(&source, &e));
+        on_large_stack(compile)?;
         Ok(Self { environment, source, bos, eos })
     }
 
@@ -90,22 +127,85 @@ impl ChatTemplate {
     /// # Errors
     /// [`RuntimeError::Template`] with line and construct, or with the reason by which the template refuses the messages.
     pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String, RuntimeError> {
-        let fail = |e: minijinja::Error| RuntimeError::Template(explain(&self.source, &e));
-        let template = self.environment.get_template(NAME).map_err(fail)?;
-        template
-            .render(context! {
-                messages => messages,
-                add_generation_prompt => add_generation_prompt,
-                bos_token => self.bos.as_deref().unwrap_or_default(),
-                eos_token => self.eos.as_deref().unwrap_or_default(),
-            })
-            .map_err(fail)
+        let fuel = (messages.len() as u64).saturating_mul(FUEL_PER_MESSAGE).saturating_add(FUEL);
+        let mut environment = self.environment.clone();
+        environment.set_fuel(Some(fuel));
+        let bos_token = self.bos.as_deref().unwrap_or_default();
+        let eos_token = self.eos.as_deref().unwrap_or_default();
+        on_large_stack(|| {
+            let mut out = Limited { bytes: Vec::new(), full: false };
+            let context = context! { messages, add_generation_prompt, bos_token, eos_token };
+            let result = environment
+                .get_template(NAME)
+                .and_then(|template| template.render_captured_to(context, &mut out).map(drop));
+            match result {
+                Ok(()) => String::from_utf8(out.bytes).map_err(|e| e.to_string()),
+                Err(_) if out.full => Err(format!("expected a text of at most {MAX_OUTPUT} bytes, found a longer one")),
+                Err(e) if e.kind() == ErrorKind::OutOfFuel => {
+                    Err(format!("the template runs too long: expected at most {fuel} instructions, found more"))
+                }
+                Err(e) => Err(explain(&self.source, &e)),
+            }
+        })
     }
 
     /// The template as written.
     pub fn source(&self) -> &str {
         &self.source
     }
+}
+
+/// A text of [`MAX_OUTPUT`] bytes at most; the write that would exceed it fails and sets `full`.
+struct Limited {
+    bytes: Vec<u8>,
+    full: bool,
+}
+
+impl io::Write for Limited {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.full |= bytes.len() > MAX_OUTPUT - self.bytes.len();
+        if self.full {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        self.bytes.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Runs `work` in a thread with a stack of [`STACK_BYTES`] and waits for it.
+fn on_large_stack<T: Send>(work: impl FnOnce() -> Result<T, String> + Send) -> Result<T, RuntimeError> {
+    let result = thread::scope(|scope| {
+        let worker = thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, work);
+        let worker = worker.map_err(|e| format!("no thread with a stack of {STACK_BYTES} bytes: {e}"))?;
+        worker.join().unwrap_or_else(|_| Err("the template makes the template engine fail".to_owned()))
+    });
+    result.map_err(RuntimeError::Template)
+}
+
+/// The line, from 1, where more than [`MAX_PREFIX_RUN`] operators `-` and `not` stand in a row, in a tag or elsewhere.
+fn long_prefix_run(source: &str) -> Option<usize> {
+    let (mut run, mut rest) = (0, source);
+    while let Some(first) = rest.chars().next() {
+        let step = match first {
+            '-' => 1,
+            'n' if rest.starts_with("not") => 3,
+            _ => {
+                run = if first.is_whitespace() { run } else { 0 };
+                rest = &rest[first.len_utf8()..];
+                continue;
+            }
+        };
+        run += 1;
+        if run > MAX_PREFIX_RUN {
+            return Some(1 + source[..source.len() - rest.len()].matches('\n').count());
+        }
+        rest = &rest[step..];
+    }
+    None
 }
 
 /// The `chat_template` entry: a string, or a list of named ones of which `default` counts.

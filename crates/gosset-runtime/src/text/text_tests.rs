@@ -198,6 +198,37 @@ fn bad_tokenizer_files_are_errors() {
     }
 }
 
+/// Files on which the library panics are errors, of this crate's own words where the contradiction is known.
+#[test]
+fn contradictory_tokenizer_files_are_errors() {
+    let with = |part: &str, value: serde_json::Value| {
+        let mut json = TinyModel::t0(TinyFamily::Llama, 1).tokenizer();
+        json[part] = value;
+        Tokenizer::from_bytes(json.to_string().as_bytes())
+    };
+    let replace = |pattern: serde_json::Value| json!({ "type": "Replace", "pattern": pattern, "content": "x" });
+    let sequence = json!({ "type": "Sequence", "normalizers": [{ "type": "NFC" }, replace(json!({ "String": "" }))] });
+    for normalizer in [replace(json!({ "String": "" })), sequence] {
+        let message = with("normalizer", normalizer).unwrap_err().to_string();
+        assert!(message.contains("tokenizer.json: normalizer: Replace has an empty pattern"), "{message}");
+    }
+    // Not known beforehand: whatever the library does with a pattern that matches nothing, it does not unwind through here.
+    if let Ok(t) = with("normalizer", replace(json!({ "Regex": "" }))) {
+        let _ = t.encode("hello");
+    }
+    let template = |id: &str, known: &str| {
+        json!({
+            "type": "TemplateProcessing", "pair": [],
+            "single": [{ "SpecialToken": { "id": id, "type_id": 0 } }, { "Sequence": { "id": "A", "type_id": 0 } }],
+            "special_tokens": { known: { "id": known, "ids": [257], "tokens": [known] } },
+        })
+    };
+    let message = with("post_processor", template("<gone>", "<bos>")).unwrap_err().to_string();
+    assert!(message.contains("<gone>") && message.contains("special_tokens"), "{message}");
+    let t = with("post_processor", template("<bos>", "<bos>")).unwrap();
+    assert_eq!((t.leading_ids(), t.encode("a").unwrap()), (&[257][..], vec![97]));
+}
+
 fn template(source: &str) -> ChatTemplate {
     ChatTemplate::new(source.into(), Some("<bos>".into()), Some("<eos>".into())).unwrap()
 }
@@ -274,4 +305,52 @@ fn j02_templates_are_found_where_models_keep_them() {
     assert_eq!(render(None, config(named)).as_deref(), Some("d"));
     assert!(ChatTemplate::from_blobs(None, Some(b"{")).is_err());
     assert!(ChatTemplate::from_blobs(Some(b"\xff"), None).is_err());
+}
+
+/// A template that nests as deep as its size allows compiles or is refused; the stack holds either way.
+#[test]
+fn deep_templates_do_not_exhaust_the_stack() {
+    const ROOM: usize = 63 << 10;
+    let fill = |start: &str, part: &str, end: &str| format!("{start}{}{end}", part.repeat(ROOM / part.len()));
+    for source in [fill("{{ ", "-", "1 }}"), fill("{{ ", "not ", "1 }}"), fill("{{ ", "- not\n", "1 }}")] {
+        let message = ChatTemplate::new(source, None, None).unwrap_err().to_string();
+        assert!(message.contains("256 prefix operators in a row"), "{message}");
+    }
+    for source in [
+        fill("{{ x", ".a", " }}"),
+        fill("{{ x", "|e", " }}"),
+        fill("{{ x", "()", " }}"),
+        // Folding constants takes quadratic time here.
+        format!("{{{{ x{} }}}}", "+x".repeat(4 << 10)),
+        fill("{{ ", "(", "1 }}"),
+        fill("{{ [", "[", "1 }}"),
+        fill("{% if x %}", "{%elif x%}", "{% endif %}"),
+        fill("", "{%if x%}", ""),
+        fill("{{ ", &format!("({}", "-".repeat(255)), "x }}"),
+    ] {
+        let _ = ChatTemplate::new(source, None, None).map(|t| t.render(&hello(), true));
+    }
+    assert!(ChatTemplate::new(" ".repeat(65 << 10), None, None).unwrap_err().to_string().contains("65536 bytes"));
+    let rule = format!("{{# {} #}}x", "-".repeat(120));
+    assert_eq!(template(&rule).render(&hello(), true).unwrap(), "x");
+}
+
+/// Endless, deep and large renderings end with an error that says which limit they met.
+#[test]
+fn renderings_are_limited() {
+    let endless = "{% for a in range(9999) %}{% for b in range(9999) %}{% set c = 1 %}{% endfor %}{% endfor %}";
+    let message = template(endless).render(&hello(), true).unwrap_err().to_string();
+    assert!(message.contains("runs too long"), "{message}");
+    let large = "{% set s = 'x' * 1000000 %}{% for a in range(9999) %}{{ s }}{% endfor %}";
+    let message = template(large).render(&hello(), true).unwrap_err().to_string();
+    assert!(message.contains("at most 16777216 bytes"), "{message}");
+    for shown in ["{{ ns.x }}", "{{ ns.x | tojson }}", "{{ ns.x == ns.x }}"] {
+        let (open, close) = ("[".repeat(60), "]".repeat(60));
+        let nest = format!("{{% for a in range(2800) %}}{{% set ns.x = {open}ns.x{close} %}}{{% endfor %}}");
+        let nested = format!("{{% set ns = namespace(x=1) %}}{nest}{shown}");
+        let _ = template(&nested).render(&hello(), true);
+    }
+    let chat = vec![Message::new("user", "hi"); 3000];
+    let long = "{% for m in messages %}{% for i in range(100) %}{% set x = i %}{% endfor %}{{ m.content }}{% endfor %}";
+    assert_eq!(template(long).render(&chat, true).unwrap().len(), 6000);
 }
