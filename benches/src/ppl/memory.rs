@@ -8,6 +8,9 @@ const DECODED_BLOCK: usize = 1 << 19;
 /// Rows of one score matrix of attention, per thread.
 const SCORE_ROWS: usize = 192;
 
+/// Elements of the operands that a matrix product packs for its kernels, per thread.
+const PACKED: usize = 1 << 19;
+
 /// Parts of the bound on resident memory, in bytes: the file is added by the caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Activations {
@@ -34,6 +37,6 @@ pub(super) fn activations(config: &ModelConfig, window: usize, threads: usize) -
     let logits = LOGIT_SLICE * (config.vocab_size + 2 * config.hidden_size);
     // Keys and values of one layer, which scoring shares between layers, and the rotary tables of the window.
     let cache = 2 * window * kv_dim + 2 * window * head_dim;
-    let at_once = cache + layer + feed_forward.max(attention).max(logits);
+    let at_once = threads * PACKED + cache + layer + feed_forward.max(attention).max(logits);
     Activations { row_block: row_block as u64, activations: (at_once * F32) as u64 }
 }

@@ -61,6 +61,8 @@ struct Tokens {
 
 /// What a row is about.
 struct RowHead {
+    /// Heap of the process before the model was loaded, in bytes.
+    heap_before: u64,
     label: String,
     codec: String,
     target_bps: Option<f64>,
@@ -218,10 +220,12 @@ impl<'a> Run<'a> {
         let (codec, rate) = target.as_ref().map_or(("e8-rice", 4.0), |t| (t.codec.as_str(), t.rate));
         let plan = plan(source, &self.options(codec, rate))?;
         let (file_bytes, rates) = source_rates(source, &plan)?;
+        let heap_before = self.heap.current_usage() as u64;
         let model = LanguageModel::from_source(source, &LoadOptions::default())?;
         let row = self.score(
             model,
             RowHead {
+                heap_before,
                 label: "none".to_owned(),
                 codec: "none".to_owned(),
                 target_bps: None,
@@ -257,8 +261,25 @@ impl<'a> Run<'a> {
         });
         let embeddings = describe_embeddings(states);
         let label = target_bps.map_or_else(|| codec.clone(), |rate| format!("{codec}@{rate}"));
-        let model = LanguageModel::from_container(container, &LoadOptions::default())?;
-        let head = RowHead { label, codec, target_bps, rates, file_bytes, embeddings, quantize_seconds, mapped: true };
+        if self.tokens.is_none() {
+            // What tokenizing leaves behind (compiled regular expressions) is not the model's: do it before the measurement.
+            self.tokenize(&LanguageModel::from_container(Arc::clone(&container), &LoadOptions::default())?)?;
+        }
+        let path = container.path().to_owned();
+        drop(container);
+        let heap_before = self.heap.current_usage() as u64;
+        let model = LanguageModel::from_container(Container::open(&path)?, &LoadOptions::default())?;
+        let head = RowHead {
+            heap_before,
+            label,
+            codec,
+            target_bps,
+            rates,
+            file_bytes,
+            embeddings,
+            quantize_seconds,
+            mapped: true,
+        };
         let row = self.score(model, head)?;
         let delta_ln = self.baseline_nll.map(|nll| row.record.result.mean_nll - nll);
         self.rows.push(ReportRow { delta_ln, ..row });
@@ -304,9 +325,8 @@ impl<'a> Run<'a> {
         // The ids are known: from here on the model alone is measured.
         drop(model.take_tokenizer());
         let Some(tokens) = &self.tokens else { return Err(anyhow::anyhow!("no tokens").into()) };
-        let own_bytes = (tokens.ids.capacity() * size_of::<u32>()) as u64;
         self.heap.reset_peak_usage();
-        let loaded_heap_bytes = (self.heap.current_usage() as u64).saturating_sub(own_bytes);
+        let loaded_heap_bytes = (self.heap.current_usage() as u64).saturating_sub(head.heap_before);
         let begin = Instant::now();
         let (progress, interrupt) = (&mut self.progress, &self.interrupt);
         let result = evaluate(
@@ -322,7 +342,7 @@ impl<'a> Run<'a> {
         )
         .with_context(|| head.label.clone())?;
         let seconds = begin.elapsed().as_secs_f64();
-        let peak_heap_bytes = (self.heap.peak_usage() as u64).saturating_sub(own_bytes);
+        let peak_heap_bytes = (self.heap.peak_usage() as u64).saturating_sub(head.heap_before);
         if interrupt.raised() || !result.complete {
             return Err(Ended::Interrupted);
         }

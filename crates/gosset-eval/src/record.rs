@@ -131,9 +131,9 @@ pub struct ReportRow {
     pub quantize_seconds: Option<f64>,
     /// What happened to embeddings and output head.
     pub embeddings: String,
-    /// Peak heap while scoring, without the ids of the text.
+    /// Peak heap while scoring, without what the process held before the model was loaded.
     pub peak_heap_bytes: u64,
-    /// Heap when scoring began, without the ids of the text: the loaded model, its tokenizer given back.
+    /// The loaded model's part of the heap when scoring began, its tokenizer given back.
     pub loaded_heap_bytes: u64,
     /// The bound that `resident_bytes` is held to when weights stay compressed: file, two decoded row blocks and
     /// activations. `None` for the unquantized model, whose weights are on the heap.
