@@ -122,10 +122,10 @@ fn tests(workspace: &Workspace, rest: &[String]) -> Result<()> {
         status.is_ok_and(|status| status.success())
     };
     let mut args = if quiet(&["nextest", "--version"]) {
-        vec!["nextest", "run", "--workspace"]
+        vec!["nextest", "run", "--workspace", "--no-fail-fast"]
     } else {
         eprintln!("cargo-nextest is not installed; using cargo test");
-        vec!["test", "--workspace", "--lib", "--bins", "--tests"]
+        vec!["test", "--workspace", "--lib", "--bins", "--tests", "--no-fail-fast"]
     };
     args.extend(rest.iter().map(String::as_str));
     cargo(workspace, &args, &[])
