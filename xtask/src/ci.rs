@@ -2,6 +2,7 @@
 
 use std::{
     env,
+    path::Path,
     process::{Command, ExitCode, Stdio},
     time::{Duration, Instant},
 };
@@ -44,6 +45,7 @@ pub(crate) fn run(workspace: &Workspace, args: &CiArgs) -> Result<ExitCode> {
             Box::new(|| cargo(workspace, &["doc", "--workspace", "--no-deps"], &[("RUSTDOCFLAGS", "-D warnings")])),
         ),
     ];
+    steps.push(("aarch64", Box::new(|| check_aarch64(workspace))));
     if !args.no_tests {
         steps.push(("models", Box::new(fetch_models)));
         steps.push(("tests", Box::new(|| tests(workspace, &[]))));
@@ -51,6 +53,18 @@ pub(crate) fn run(workspace: &Workspace, args: &CiArgs) -> Result<ExitCode> {
         steps.push(("main job", Box::new(|| xtask(&["eval"]))));
     }
     run_steps(&steps, args.fail_fast)
+}
+
+/// Type-checks the NEON path where the target's standard library is installed.
+fn check_aarch64(workspace: &Workspace) -> Result<()> {
+    const TARGET: &str = "aarch64-unknown-linux-gnu";
+    let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let output = Command::new(rustc).args(["--print", "target-libdir", "--target", TARGET]).output()?;
+    if !Path::new(String::from_utf8_lossy(&output.stdout).trim()).is_dir() {
+        eprintln!("SKIPPED: the check for {TARGET}, because it is not installed (rustup target add {TARGET})");
+        return Ok(());
+    }
+    cargo(workspace, &["check", "--package", "gosset-transform", "--target", TARGET], &[])
 }
 
 /// The model of the real-model tests. Without a network or pip those tests skip loudly, as they do for anybody.
