@@ -58,7 +58,7 @@ fn a01_any_shape_multiplies_as_its_decoded_matrix_does() {
         let coded = Linear::Coded { weight: container.coded("w33x300").unwrap(), bias: None };
         let x = Tensor::zeros((2, 304), candle_core::DType::F32, &Device::Cpu).unwrap();
         let error = coded.forward(&x).unwrap_err().to_string();
-        assert!(error.contains("last dimension of 300") && error.contains("304"), "{error}");
+        assert!(error.contains("in_features = 300") && error.contains("304"), "{error}");
     }
 }
 

@@ -153,7 +153,7 @@ impl Module for Linear {
         let mut dims = x.dims().to_vec();
         if dims.last() != Some(&self.in_features()) {
             let (expected, found) = (self.in_features(), x.shape());
-            candle_core::bail!("expected a last dimension of {expected}, found shape {found:?}");
+            candle_core::bail!("expected in_features = {expected} as the last dimension, found shape {found:?}");
         }
         let flat = x.contiguous()?.reshape(((), self.in_features()))?;
         let y = self.apply(&Activation::new(flat)).map_err(candle_core::Error::wrap)?;
