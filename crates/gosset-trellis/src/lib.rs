@@ -1,0 +1,15 @@
+//! Trellis-coded quantization of weights: the fixed-rate bit-shift trellis.
+//!
+//! - [`shift`]: every few weights append a fixed number of bits to a string; a window of the last `L` bits is the state and
+//!   a computed code or a small table maps the state to weights. What runs on a GPU.
+//!
+//! The crate knows neither containers nor matrices: it turns rows of numbers of unit variance into words and back. Words
+//! are untrusted when they are decoded: any word gives numbers, a wrong length gives a [`TrellisError`].
+#![cfg_attr(not(feature = "std"), no_std)]
+
+extern crate alloc;
+
+mod error;
+pub mod shift;
+
+pub use error::TrellisError;

@@ -1,0 +1,1 @@
+//! The fixed-rate bit-shift trellis.
