@@ -74,7 +74,7 @@ pub fn gaussian(n: usize, seed: u64) -> Vec<f32> {
 /// If the number of values is no positive multiple of 8.
 pub fn simulate(lattice: LatticeKind, code: CodeKind, alpha: f64, values: &[f32]) -> Simulation {
     assert!(!values.is_empty() && values.len().is_multiple_of(8), "{} values", values.len());
-    let CodeKind::Rice = code;
+    assert_eq!(code, CodeKind::Rice);
     let stats = count_symbols(lattice, values, alpha as f32, 1);
     let (snr_db, entropy_bps) = lattice.dispatch(Distortion { values, alpha: alpha as f32 });
     let payload_bps = stats.bits() as f64 / values.len() as f64;

@@ -7,8 +7,8 @@ use gosset_transform::{Rht, TilePlan};
 
 use crate::matrix::{check_finite, check_shape};
 use crate::plane::{Plane, PlaneData};
-use crate::scale::normalize_rows;
-use crate::scheme::{self, Units};
+use crate::scale::{fold_gains, normalize_rows};
+use crate::scheme::{self, EncodedUnits, Units};
 use crate::{CodecError, CodecSpec, EncodedMatrix, MatRef, MatrixHeader, RotationHeader, RotationSpec};
 
 /// Scale of each row, bf16.
@@ -66,9 +66,15 @@ impl Codec {
         let rht = self.rht(cols)?;
         let frame = normalize_rows(&mut data, cols, rht.as_ref());
         let exact_bits = 32 * (frame.exact_rows.len() + frame.exact_values.len()) as u64;
-        let units = Units { values: &data, peak: frame.peak, peak_row: frame.peak_row, spent_bits: exact_bits };
-        let (scheme, mut planes) = scheme::encode(&self.spec.scheme, self.spec.target, &units)?;
-        planes.push(Plane::owned(SCALES, PlaneData::Bf16(Cow::Owned(frame.scales))));
+        let (peak, peak_row) = (frame.peak, frame.peak_row);
+        let units = Units { values: &data, rows, cols, peak, peak_row, spent_bits: exact_bits };
+        let encoded = scheme::encode(&self.spec.scheme, self.spec.target, &units)?;
+        let EncodedUnits { header: scheme, mut planes, gains } = encoded;
+        let scales = match gains {
+            Some(gains) => fold_gains(frame.scales, &gains),
+            None => frame.scales,
+        };
+        planes.push(Plane::owned(SCALES, PlaneData::Bf16(Cow::Owned(scales))));
         if !frame.exact_rows.is_empty() {
             planes.push(Plane::owned(EXACT_ROWS, PlaneData::U32(Cow::Owned(frame.exact_rows))));
             planes.push(Plane::owned(EXACT_VALUES, PlaneData::F32(Cow::Owned(frame.exact_values))));
@@ -80,7 +86,7 @@ impl Codec {
     /// What a matrix of that shape is expected to take.
     pub fn estimate(&self, rows: usize, cols: usize) -> RateEstimate {
         let n = (rows as u64).saturating_mul(cols as u64);
-        let mut estimate = scheme::estimate(&self.spec.scheme, self.spec.target, n);
+        let mut estimate = scheme::estimate(&self.spec.scheme, self.spec.target, rows as u64, cols as u64);
         estimate.rate.scale_bits += 16 * rows as u64;
         estimate.rate.n = n;
         estimate

@@ -87,7 +87,7 @@ impl<'a> Decoder<'a> {
         let exact_values = set.f32s(EXACT_VALUES)?.unwrap_or_default();
         check_exact_rows(&exact_rows, header.rows)?;
         check_len(EXACT_VALUES, exact_values.len(), exact_rows.len() as u64 * header.cols)?;
-        let scheme = SchemeDecoder::new(&header.scheme, header.rows * header.cols, &set)?;
+        let scheme = SchemeDecoder::new(&header.scheme, rows, cols, &set)?;
         // Last, since the signs take memory in proportion to the columns, which the planes have vouched for by now.
         let rht = header.rotation.to_rht(cols)?;
         Ok(Self { rows, cols, rht, scheme, scales, exact_rows, exact_values, rate: plane_rate(header, planes) })
@@ -111,8 +111,7 @@ impl<'a> Decoder<'a> {
     /// Smallest number of rows of which every multiple starts a stream, so that blocks of so many rows are decoded
     /// without decoding any stream twice; at most [`Decoder::rows`].
     pub fn row_block(&self) -> usize {
-        let block = self.scheme.block_len();
-        (block / gcd(block, self.cols)).min(self.rows)
+        self.scheme.row_block(self.cols).min(self.rows)
     }
 
     /// Number of rows that are stored exactly.
@@ -274,11 +273,4 @@ fn check_exact_rows(exact_rows: &[u32], rows: u64) -> Result<(), CodecError> {
         }
     }
     Ok(())
-}
-
-fn gcd(mut a: usize, mut b: usize) -> usize {
-    while b != 0 {
-        (a, b) = (b, a % b);
-    }
-    a
 }

@@ -37,7 +37,7 @@ impl EncodedMatrix {
 /// whole words.
 pub(crate) fn plane_rate(header: &MatrixHeader, planes: &[Plane<'_>]) -> Rate {
     let planes = PlaneSet::new(planes);
-    let mut rate = scheme::rate(&header.scheme, &planes);
+    let mut rate = scheme::rate(&header.scheme, header.rows, header.cols, &planes);
     rate.payload_bits += planes.n_bits(EXACT_ROWS) + planes.n_bits(EXACT_VALUES);
     rate.scale_bits += planes.n_bits(SCALES);
     rate.n = header.rows.saturating_mul(header.cols);

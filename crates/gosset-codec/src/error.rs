@@ -33,6 +33,28 @@ pub enum CodecError {
         /// Ceiling of the codec, in bits per weight.
         max: f64,
     },
+    /// The codec has a fixed set of rates, and this is none of them.
+    #[error("{codec} cannot take {asked} bits per weight, expected a payload of {}", list(rates))]
+    RateSet {
+        /// Name of the codec.
+        codec: &'static str,
+        /// Payload asked for, in bits per weight.
+        asked: f64,
+        /// The payloads that it can take, ascending.
+        rates: &'static [f64],
+    },
+    /// The codec has no scale alpha to be fixed.
+    #[error("{codec} has no alpha, expected a payload in bits per weight")]
+    NoAlpha {
+        /// Name of the codec.
+        codec: &'static str,
+    },
+    /// The codec has no integer points to be read.
+    #[error("{codec} has no integer points, expected a codec whose values are points of a grid")]
+    NoPoints {
+        /// Name of the scheme.
+        codec: &'static str,
+    },
     /// Alpha is not a usable scale.
     #[error("alpha is {found}, expected a number from {min} to {max}")]
     Alpha {
@@ -169,4 +191,14 @@ pub enum CodecError {
         /// Elements expected: rows x columns.
         expected: usize,
     },
+}
+
+/// Numbers as a list for people: `2, 3 or 4`.
+fn list(numbers: &[f64]) -> String {
+    let words: Vec<_> = numbers.iter().map(f64::to_string).collect();
+    match words.split_last() {
+        Some((last, [])) => last.clone(),
+        Some((last, rest)) => format!("{} or {last}", rest.join(", ")),
+        None => "nothing".to_owned(),
+    }
 }

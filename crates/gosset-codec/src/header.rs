@@ -3,7 +3,7 @@
 use gosset_transform::{Rht, TilePlan, TileRun};
 use serde::{Deserialize, Serialize};
 
-use crate::{CodecError, LatticeName};
+use crate::{CodeKind, CodecError, Gain, LatticeName, SchemeSpec, ShiftCodeKind, ShiftOrderKind};
 
 /// Everything that a decoder needs besides the planes. Nothing here is trusted before
 /// [`Decoder::new`](crate::Decoder::new) has checked it.
@@ -17,6 +17,27 @@ pub struct MatrixHeader {
     pub rotation: RotationHeader,
     /// How bits become values.
     pub scheme: SchemeHeader,
+}
+
+impl MatrixHeader {
+    /// Name of the codec as in [`codecs`](crate::codecs), such as `e8-rice`; `unknown` for a header that no codec makes.
+    pub fn codec_name(&self) -> &'static str {
+        let scheme = match &self.scheme {
+            SchemeHeader::Lattice(LatticeHeader { lattice, code, .. }) => {
+                let code = match code {
+                    CodeHeader::Rice { .. } => CodeKind::Rice,
+                    CodeHeader::Ans { .. } => CodeKind::Ans,
+                };
+                SchemeSpec::Lattice { lattice: *lattice, code, gain: Gain::None }
+            }
+            SchemeHeader::Trellis(header) => SchemeSpec::Trellis { states: header.states },
+            SchemeHeader::Shift(header) => {
+                let ShiftHeader { state_bits, code, order, .. } = *header;
+                SchemeSpec::Shift { state_bits, code, order }
+            }
+        };
+        scheme.name().unwrap_or("unknown")
+    }
 }
 
 /// Rotation that was applied to each row.
@@ -42,6 +63,36 @@ pub enum RotationHeader {
 pub enum SchemeHeader {
     /// Stripped lattice points under an entropy code.
     Lattice(LatticeHeader),
+    /// Paths through a trellis over two interleaved grids, under an entropy code.
+    Trellis(TrellisHeader),
+    /// Paths through a trellis of bit shifts.
+    Shift(ShiftHeader),
+}
+
+/// Header of the entropy-coded trellis.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub struct TrellisHeader {
+    /// Number of states.
+    pub states: u32,
+    /// Factor from grid points to rows of unit RMS.
+    pub step: f32,
+    /// Member of the family of tables.
+    pub table: u16,
+}
+
+/// Header of the bit-shift trellis.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub struct ShiftHeader {
+    /// Bits per weight, k.
+    pub bits: u8,
+    /// Bits of the state, L.
+    pub state_bits: u8,
+    /// What maps a state to weights.
+    pub code: ShiftCodeKind,
+    /// Order of the weights in the bit strings.
+    pub order: ShiftOrderKind,
+    /// Factor from the values of the code to rows of unit RMS.
+    pub step: f32,
 }
 
 /// Header of the lattice scheme.
@@ -66,6 +117,13 @@ pub enum CodeHeader {
     Rice {
         /// Parameter k of each symbol class of the lattice.
         ks: Vec<u8>,
+    },
+    /// Table-driven asymmetric numeral system.
+    Ans {
+        /// Member of the family of tables.
+        table: u16,
+        /// Low bits of each magnitude that are stored as they are.
+        raw_bits: u8,
     },
 }
 

@@ -44,7 +44,7 @@
 //! rows too small or too large for a scale by being stored as they are. NaN and infinities are refused with their
 //! place.
 //!
-//! **Seams.** A scheme (lattice, later trellis) is one variant of [`SchemeSpec`] and [`SchemeHeader`], an entropy code
+//! **Seams.** A scheme (lattice, trellis) is one variant of [`SchemeSpec`] and [`SchemeHeader`], an entropy code
 //! one of [`CodeKind`] and [`CodeHeader`]; callers see none of it. The lattice is matched once per call, everything
 //! below is generic over it.
 //!
@@ -69,11 +69,12 @@ pub use codec::{Codec, RateEstimate};
 pub use decode::{DecodeScratch, Decoder};
 pub use encoded::EncodedMatrix;
 pub use error::CodecError;
-pub use header::{CodeHeader, LatticeHeader, MatrixHeader, RotationHeader, SchemeHeader};
+pub use header::{CodeHeader, LatticeHeader, MatrixHeader, RotationHeader, SchemeHeader, ShiftHeader, TrellisHeader};
 pub use matrix::MatRef;
 pub use plane::{Plane, PlaneData, PlaneDtype};
 pub use spec::{
-    CodeKind, CodecInfo, CodecSpec, LatticeName, MAX_ALPHA, MIN_ALPHA, RateTarget, RotationSpec, SchemeSpec, codecs,
+    CodeKind, CodecInfo, CodecSpec, Gain, LatticeName, MAX_ALPHA, MIN_ALPHA, RateTarget, RotationSpec, SchemeSpec,
+    ShiftCodeKind, ShiftOrderKind, codecs,
 };
 
 pub use gosset_entropy::Rate;

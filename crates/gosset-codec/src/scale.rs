@@ -67,6 +67,18 @@ pub(crate) fn normalize_rows(data: &mut [f32], cols: usize, rht: Option<&Rht>) -
     all
 }
 
+/// Scales with a gain per row made part of them. Rows without a scale keep none; a gain that is no positive number, or
+/// that would lead out of the range of scales, is left out.
+pub(crate) fn fold_gains(mut scales: Vec<bf16>, gains: &[f32]) -> Vec<bf16> {
+    for (scale, &gain) in scales.iter_mut().zip(gains) {
+        let folded = bf16::from_f32(scale.to_f32() * gain);
+        if *scale != bf16::ZERO && (MIN_SCALE..=MAX_SCALE).contains(&folded.to_f32()) {
+            *scale = folded;
+        }
+    }
+    scales
+}
+
 /// Rotates and normalizes one row; returns its scale and the largest magnitude left in it. A row without a usable scale
 /// is zeroed and has scale 0.
 fn normalize_row(row: &mut [f32], rht: Option<&Rht>) -> (bf16, f32) {

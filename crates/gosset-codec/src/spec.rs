@@ -63,6 +63,25 @@ pub enum SchemeSpec {
         lattice: LatticeName,
         /// The entropy code of the symbols.
         code: CodeKind,
+        /// Gain of the reconstruction.
+        #[serde(default, skip_serializing_if = "Gain::is_none")]
+        gain: Gain,
+    },
+    /// Paths through a trellis over two interleaved grids, under an entropy code; least-squares gain.
+    Trellis {
+        /// Number of states, a power of two: 8, 64 or 256.
+        states: u32,
+    },
+    /// Paths through a trellis of bit shifts, at a fixed rate; least-squares gain. The payload is the number k of bits
+    /// per weight.
+    Shift {
+        /// Bits of the state, L.
+        state_bits: u8,
+        /// What maps a state to weights.
+        code: ShiftCodeKind,
+        /// Order of the weights in the bit strings.
+        #[serde(default)]
+        order: ShiftOrderKind,
     },
 }
 
@@ -73,6 +92,49 @@ pub enum SchemeSpec {
 pub enum CodeKind {
     /// Rice code with one parameter k per symbol class and matrix, the best one.
     Rice,
+    /// Table-driven asymmetric numeral system with integer tables from a family that needs no data.
+    Ans,
+}
+
+/// What the scale of a reconstructed row is fitted to.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Gain {
+    /// To nothing: points are taken as they are, which keeps dithered reconstructions unbiased.
+    #[default]
+    None,
+    /// To the least squared error of each row; the factor is part of the row scale and costs nothing.
+    LeastSquares,
+}
+
+impl Gain {
+    fn is_none(&self) -> bool {
+        *self == Gain::None
+    }
+}
+
+/// What maps a state of a bit-shift trellis to weights.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum ShiftCodeKind {
+    /// A hash, whose masked halves are added as half-precision numbers.
+    Computed,
+    /// A hash into a small table.
+    Table,
+}
+
+/// Order of the weights in the bit strings of a bit-shift trellis.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum ShiftOrderKind {
+    /// One string per row.
+    #[default]
+    Rows,
+    /// One string per tile of 16 rows and 16 columns.
+    Tiles,
 }
 
 /// A [`LatticeKind`] that is stored as its name.
@@ -124,14 +186,16 @@ pub struct CodecInfo {
     pub min_bps: f64,
     /// Highest payload that may be asked for, in bits per weight.
     pub max_bps: f64,
+    /// The payloads that may be asked for where the codec has a fixed set of them, ascending; `None` for a continuum.
+    pub rates: Option<&'static [f64]>,
     scheme: SchemeSpec,
 }
 
 const fn lattice_rice(name: &'static str, about: &'static str, lattice: LatticeKind) -> CodecInfo {
     // A Rice codeword has at least one bit, so 1 is approached by zeros only. A twentieth of a bit above it Gaussian
     // data still carry something.
-    let scheme = SchemeSpec::Lattice { lattice: LatticeName(lattice), code: CodeKind::Rice };
-    CodecInfo { name, about, min_bps: 1.05, max_bps: 10.0, scheme }
+    let scheme = SchemeSpec::Lattice { lattice: LatticeName(lattice), code: CodeKind::Rice, gain: Gain::None };
+    CodecInfo { name, about, min_bps: 1.05, max_bps: 10.0, rates: None, scheme }
 }
 
 static CODECS: [CodecInfo; 4] = [
@@ -154,6 +218,24 @@ pub fn codecs() -> &'static [CodecInfo] {
 /// The names of [`codecs`], for an error message.
 pub(crate) fn codec_names() -> String {
     CODECS.each_ref().map(|codec| codec.name).join(", ")
+}
+
+impl SchemeSpec {
+    /// Name of the codec with this scheme; `None` if no codec has it.
+    pub(crate) fn name(&self) -> Option<&'static str> {
+        CODECS.iter().find(|codec| codec.scheme.has_name_of(self)).map(|codec| codec.name)
+    }
+
+    /// Whether both go by one name: gain and order are options of a codec, not part of its name.
+    fn has_name_of(&self, other: &SchemeSpec) -> bool {
+        use SchemeSpec::{Lattice, Shift, Trellis};
+        match (self, other) {
+            (Lattice { lattice: a, code: c, .. }, Lattice { lattice: b, code: d, .. }) => (a, c) == (b, d),
+            (Trellis { states: a }, Trellis { states: b }) => a == b,
+            (Shift { state_bits: a, code: c, .. }, Shift { state_bits: b, code: d, .. }) => (a, c) == (b, d),
+            _ => false,
+        }
+    }
 }
 
 impl CodecSpec {
@@ -192,7 +274,8 @@ impl CodecSpec {
 
     /// The row of [`codecs`] for this scheme.
     pub fn info(&self) -> &'static CodecInfo {
-        CODECS.iter().find(|codec| codec.scheme == self.scheme).expect("every scheme has a row in the table")
+        let row = CODECS.iter().find(|codec| codec.scheme.has_name_of(&self.scheme));
+        row.expect("every scheme has a row in the table")
     }
 
     /// Name of the scheme, such as `e8-rice`.
@@ -208,6 +291,10 @@ impl CodecSpec {
     pub fn check(&self) -> Result<Codec, CodecError> {
         let info = self.info();
         match self.target {
+            RateTarget::PayloadBps(asked) if info.rates.is_some_and(|rates| !rates.contains(&asked)) => {
+                let rates = info.rates.unwrap_or_default();
+                return Err(CodecError::RateSet { codec: info.name, asked, rates });
+            }
             RateTarget::PayloadBps(asked) if !(info.min_bps..=info.max_bps).contains(&asked) => {
                 return Err(CodecError::RateRange { codec: info.name, asked, min: info.min_bps, max: info.max_bps });
             }

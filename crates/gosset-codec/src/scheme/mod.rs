@@ -1,7 +1,7 @@
 //! Schemes: how rows of unit RMS become planes, and back.
 //!
-//! A scheme sees one flat sequence of numbers of unit RMS per row and knows neither rows nor rotation; what surrounds
-//! it (rotation, row scales, exactly stored rows) is the same for all. A new scheme is one more variant of
+//! A scheme sees rows of numbers of unit RMS, one after the other, and no rotation; what surrounds it (rotation, row
+//! scales, exactly stored rows) is the same for all. A new scheme is one more variant of
 //! [`SchemeSpec`], [`SchemeHeader`] and [`SchemeDecoder`] and one more module here; a new entropy code is one more
 //! variant of [`CodeKind`](crate::CodeKind) and [`CodeHeader`](crate::CodeHeader) inside [`lattice`].
 
@@ -14,11 +14,17 @@ use crate::plane::PlaneSet;
 use crate::{CodecError, Plane, RateEstimate, RateTarget, SchemeHeader, SchemeSpec};
 
 pub(crate) mod lattice;
+pub(crate) mod shift;
+pub(crate) mod trellis;
 
-/// A sequence to encode.
+/// A matrix to encode.
 pub(crate) struct Units<'a> {
-    /// The values, rows of unit RMS one after the other.
+    /// The values, rows of unit RMS one after the other. Rows stored elsewhere are zero.
     pub values: &'a [f32],
+    /// Number of rows.
+    pub rows: usize,
+    /// Values per row.
+    pub cols: usize,
     /// Largest magnitude.
     pub peak: f32,
     /// A row that holds it.
@@ -27,38 +33,53 @@ pub(crate) struct Units<'a> {
     pub spent_bits: u64,
 }
 
-/// Header and planes of `units` under a scheme.
-pub(crate) fn encode(
-    scheme: &SchemeSpec,
-    target: RateTarget,
-    units: &Units<'_>,
-) -> Result<(SchemeHeader, Vec<Plane<'static>>), CodecError> {
+/// What a scheme makes of a matrix.
+pub(crate) struct EncodedUnits {
+    /// How to decode.
+    pub header: SchemeHeader,
+    /// The bits.
+    pub planes: Vec<Plane<'static>>,
+    /// Factor of each row that brings its reconstruction nearest to it, to be made part of the row scale; without
+    /// meaning for rows of zeros. `None` where no gain was asked for.
+    pub gains: Option<Vec<f32>>,
+}
+
+/// Header, planes and gains of `units` under a scheme.
+pub(crate) fn encode(scheme: &SchemeSpec, target: RateTarget, units: &Units<'_>) -> Result<EncodedUnits, CodecError> {
     match scheme {
-        SchemeSpec::Lattice { lattice, code } => {
-            let (header, planes) = lattice::encode(lattice.0, *code, target, units)?;
-            Ok((SchemeHeader::Lattice(header), planes))
-        }
+        SchemeSpec::Lattice { lattice, code, gain } => lattice::encode(lattice.0, *code, *gain, target, units),
+        SchemeSpec::Trellis { states } => trellis::encode(*states, target, units),
+        SchemeSpec::Shift { state_bits, code, order } => shift::encode(*state_bits, *code, *order, target, units),
     }
 }
 
 /// What a matrix of `rows` x `cols` Gaussian values is expected to take; scales are counted by the caller.
-pub(crate) fn estimate(scheme: &SchemeSpec, target: RateTarget, n: u64) -> RateEstimate {
+pub(crate) fn estimate(scheme: &SchemeSpec, target: RateTarget, rows: u64, cols: u64) -> RateEstimate {
+    let n = rows.saturating_mul(cols);
     match scheme {
-        SchemeSpec::Lattice { lattice, code } => lattice::estimate(lattice.0, *code, target, n),
+        SchemeSpec::Lattice { lattice, code, gain } => lattice::estimate(lattice.0, *code, *gain, target, n),
+        SchemeSpec::Trellis { states } => trellis::estimate(*states, target, n),
+        SchemeSpec::Shift { state_bits, code, order } => {
+            shift::estimate(*state_bits, *code, *order, target, rows, cols)
+        }
     }
 }
 
 /// Names of the planes of a scheme, without those that all schemes share.
 pub(crate) fn plane_names(header: &SchemeHeader) -> &'static [&'static str] {
     match header {
-        SchemeHeader::Lattice(_) => &lattice::PLANES,
+        SchemeHeader::Lattice(header) => lattice::plane_names(header),
+        SchemeHeader::Trellis(_) => &trellis::PLANES,
+        SchemeHeader::Shift(_) => &shift::PLANES,
     }
 }
 
 /// Bits by cause of the planes of a scheme; n is left 0.
-pub(crate) fn rate(header: &SchemeHeader, planes: &PlaneSet<'_, '_>) -> Rate {
+pub(crate) fn rate(header: &SchemeHeader, rows: u64, cols: u64, planes: &PlaneSet<'_, '_>) -> Rate {
     match header {
-        SchemeHeader::Lattice(_) => lattice::rate(planes),
+        SchemeHeader::Lattice(header) => lattice::rate(header, planes),
+        SchemeHeader::Trellis(header) => trellis::rate(header, planes),
+        SchemeHeader::Shift(header) => shift::rate(header, rows, cols, planes),
     }
 }
 
@@ -66,20 +87,34 @@ pub(crate) fn rate(header: &SchemeHeader, planes: &PlaneSet<'_, '_>) -> Rate {
 #[derive(Debug)]
 pub(crate) enum SchemeDecoder<'a> {
     Lattice(lattice::LatticeDecoder<'a>),
+    Trellis(trellis::TrellisDecoder<'a>),
+    Shift(shift::ShiftDecoder<'a>),
 }
 
 impl<'a> SchemeDecoder<'a> {
-    /// Checks header and planes of a sequence of `n` values.
-    pub(crate) fn new(header: &SchemeHeader, n: u64, planes: &PlaneSet<'_, 'a>) -> Result<Self, CodecError> {
+    /// Checks header and planes of a matrix of `rows` x `cols` values, `8 * rows * cols` being no overflow.
+    pub(crate) fn new(
+        header: &SchemeHeader,
+        rows: usize,
+        cols: usize,
+        planes: &PlaneSet<'_, 'a>,
+    ) -> Result<Self, CodecError> {
+        let n = rows as u64 * cols as u64;
         match header {
             SchemeHeader::Lattice(header) => lattice::LatticeDecoder::new(header, n, planes).map(Self::Lattice),
+            SchemeHeader::Trellis(header) => trellis::TrellisDecoder::new(header, n, planes).map(Self::Trellis),
+            SchemeHeader::Shift(header) => shift::ShiftDecoder::new(header, rows, cols, planes).map(Self::Shift),
         }
     }
 
-    /// Values from which one can start to decode without decoding what lies before.
-    pub(crate) fn block_len(&self) -> usize {
+    /// Smallest number of rows of `cols` columns of which every multiple can be decoded from without decoding anything
+    /// twice.
+    pub(crate) fn row_block(&self, cols: usize) -> usize {
+        let whole_streams = |stream_len: usize| stream_len / gcd(stream_len, cols);
         match self {
-            Self::Lattice(_) => gosset_entropy::STREAM_LEN,
+            Self::Lattice(decoder) => whole_streams(decoder.stream_len()),
+            Self::Trellis(decoder) => whole_streams(decoder.stream_len()),
+            Self::Shift(decoder) => decoder.row_block(),
         }
     }
 
@@ -87,11 +122,13 @@ impl<'a> SchemeDecoder<'a> {
     pub(crate) fn step(&self) -> f32 {
         match self {
             Self::Lattice(decoder) => decoder.step(),
+            Self::Trellis(decoder) => decoder.step(),
+            Self::Shift(decoder) => decoder.step(),
         }
     }
 
-    /// Hands the values of `range`, in steps, to `sink`, in order and in runs, each with the position of its first
-    /// value.
+    /// Hands the values of `range`, whole rows, in steps, to `sink`, in order and in runs, each with the position of
+    /// its first value.
     pub(crate) fn decode_units(
         &self,
         range: Range<usize>,
@@ -100,10 +137,13 @@ impl<'a> SchemeDecoder<'a> {
     ) -> Result<(), StreamError> {
         match self {
             Self::Lattice(decoder) => decoder.decode_units(range, scratch, sink),
+            Self::Trellis(decoder) => decoder.decode_units(range, scratch, sink),
+            Self::Shift(decoder) => decoder.decode_units(range, scratch, sink),
         }
     }
 
-    /// Hands the integer points of `range` to `sink`, in order and in runs, each with the position of its first value.
+    /// Hands the integer points of `range`, whole rows, to `sink`, in order and in runs, each with the position of its
+    /// first value.
     pub(crate) fn decode_points(
         &self,
         range: Range<usize>,
@@ -112,8 +152,18 @@ impl<'a> SchemeDecoder<'a> {
     ) -> Result<(), StreamError> {
         match self {
             Self::Lattice(decoder) => decoder.decode_points(range, scratch, sink),
+            Self::Trellis(decoder) => decoder.decode_points(range, scratch, sink),
+            Self::Shift(decoder) => decoder.decode_points(range, scratch, sink),
         }
     }
+}
+
+/// Greatest common divisor of two positive numbers.
+fn gcd(mut a: usize, mut b: usize) -> usize {
+    while b != 0 {
+        (a, b) = (b, a % b);
+    }
+    a
 }
 
 /// Why a stream could not be decoded; the caller adds the row.

@@ -27,7 +27,9 @@ pub(crate) struct Curve {
 impl Curve {
     /// The curve of a lattice under a code.
     pub(crate) fn of(lattice: LatticeKind, code: CodeKind) -> Self {
-        let CodeKind::Rice = code;
+        if code != CodeKind::Rice {
+            unimplemented!("no name leads here yet")
+        }
         let points: &[[f64; 3]] = match lattice {
             LatticeKind::Z => &curve_table::Z_RICE,
             LatticeKind::A2 => &curve_table::A2_RICE,

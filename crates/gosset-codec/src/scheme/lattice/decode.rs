@@ -41,7 +41,10 @@ impl<'a> LatticeDecoder<'a> {
                 return Err(CodecError::Header { field, found: value.to_string(), expected });
             }
         }
-        let CodeHeader::Rice { ks: found } = &header.code;
+        let CodeHeader::Rice { ks: found } = &header.code else {
+            let (found, expected) = ("ans".to_owned(), "a code that this version knows".to_owned());
+            return Err(CodecError::Header { field: "code", found, expected });
+        };
         if found.len() != lattice.n_classes() || found.iter().any(|&k| u32::from(k) > rice::MAX_K) {
             return Err(CodecError::Header {
                 field: "ks",
@@ -57,6 +60,11 @@ impl<'a> LatticeDecoder<'a> {
         let n_symbols = n.next_multiple_of(lattice.dim() as u64);
         StreamIndex::new(&lengths, &bases, n_symbols, words.len()).map_err(CodecError::Streams)?;
         Ok(Self { lattice, step: header.step, ks, words, lengths, bases, n_symbols: n_symbols as usize })
+    }
+
+    /// Values per stream.
+    pub(crate) fn stream_len(&self) -> usize {
+        STREAM_LEN
     }
 
     /// Factor from embedded points to values of unit RMS per row.

@@ -8,8 +8,10 @@ use gosset_lattice::{BitStrip, LatticeKind, LatticeVisitor};
 
 use super::{BASES, LENGTHS, WORDS, target};
 use crate::plane::PlaneData;
-use crate::scheme::Units;
-use crate::{CodeHeader, CodeKind, CodecError, LatticeHeader, LatticeName, Plane, RateTarget, parallel};
+use crate::scheme::{EncodedUnits, Units};
+use crate::{
+    CodeHeader, CodeKind, CodecError, Gain, LatticeHeader, LatticeName, Plane, RateTarget, SchemeHeader, parallel,
+};
 
 /// Largest magnitude of alpha times a value: up to here single precision holds every integer.
 pub(crate) const MAX_SCALED: f32 = 16_777_216.0;
@@ -21,9 +23,10 @@ const TASK_STREAMS: usize = 32;
 pub(crate) fn encode(
     lattice: LatticeKind,
     code: CodeKind,
+    _gain: Gain,
     target: RateTarget,
     units: &Units<'_>,
-) -> Result<(LatticeHeader, Vec<Plane<'static>>), CodecError> {
+) -> Result<EncodedUnits, CodecError> {
     let (alpha, stats) = match target {
         RateTarget::PayloadBps(bps) => target::find_alpha(lattice, code, bps, units),
         RateTarget::Alpha(alpha) => {
@@ -47,8 +50,9 @@ pub(crate) fn encode(
                 Plane::owned(LENGTHS, PlaneData::U16(Cow::Owned(table.lengths))),
                 Plane::owned(BASES, PlaneData::U64(Cow::Owned(table.bases))),
             ];
-            Ok((header, planes))
+            Ok(EncodedUnits { header: SchemeHeader::Lattice(header), planes, gains: None })
         }
+        CodeKind::Ans => unimplemented!("no name leads here yet"),
     }
 }
 

@@ -17,7 +17,7 @@ pub(crate) use decode::LatticeDecoder;
 pub(crate) use encode::{SymbolStats, count_symbols, encode};
 
 use crate::plane::{PlaneData, PlaneSet};
-use crate::{CodeKind, RateEstimate, RateTarget};
+use crate::{CodeHeader, CodeKind, Gain, LatticeHeader, RateEstimate, RateTarget};
 
 /// Codewords, most significant bit first.
 const WORDS: &str = "words";
@@ -27,10 +27,15 @@ const LENGTHS: &str = "lengths";
 const BASES: &str = "bases";
 
 /// The planes of this scheme.
-pub(crate) const PLANES: [&str; 3] = [WORDS, LENGTHS, BASES];
+pub(crate) fn plane_names(header: &LatticeHeader) -> &'static [&'static str] {
+    match header.code {
+        CodeHeader::Rice { .. } => &[WORDS, LENGTHS, BASES],
+        CodeHeader::Ans { .. } => &[WORDS, LENGTHS],
+    }
+}
 
 /// Bits by cause of the planes of this scheme.
-pub(crate) fn rate(planes: &PlaneSet<'_, '_>) -> Rate {
+pub(crate) fn rate(_header: &LatticeHeader, planes: &PlaneSet<'_, '_>) -> Rate {
     let payload_bits = match planes.find(LENGTHS).map(|plane| &plane.data) {
         Some(PlaneData::U16(lengths)) => lengths.iter().map(|&length| u64::from(length)).sum(),
         _ => 0,
@@ -44,7 +49,7 @@ pub(crate) fn rate(planes: &PlaneSet<'_, '_>) -> Rate {
 }
 
 /// What `n` Gaussian values are expected to take.
-pub(crate) fn estimate(lattice: LatticeKind, code: CodeKind, target: RateTarget, n: u64) -> RateEstimate {
+pub(crate) fn estimate(lattice: LatticeKind, code: CodeKind, _gain: Gain, target: RateTarget, n: u64) -> RateEstimate {
     let curve = Curve::of(lattice, code);
     let point = match target {
         RateTarget::PayloadBps(bps) => curve.at_bps(bps),
