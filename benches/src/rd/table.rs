@@ -1,0 +1,182 @@
+//! The table, for people and for machines.
+
+use std::fmt::Write as _;
+use std::io::{self, Write as _};
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+
+use super::{Report, Row};
+
+/// Columns of the CSV: the fields of a row.
+const COLUMNS: &str =
+    "source,codec,target_bps,payload_bps,stream_bps,all_in_bps,mse,snr_db,gap_bits,encode_mws,decode_mws";
+
+/// Refuses an output that could not be written, before the work rather than after it.
+pub(super) fn check_out(out: &Path) -> Result<()> {
+    if out.extension().is_none_or(|extension| extension != "json") {
+        bail!("--out {}: expected a name that ends in .json", out.display());
+    }
+    let folder = folder(out);
+    tempfile::tempfile_in(folder)
+        .with_context(|| format!("--out {}: writing in {}", out.display(), folder.display()))?;
+    Ok(())
+}
+
+fn folder(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Writes a file whole or not at all.
+pub(super) fn write(path: &Path, text: &str) -> Result<()> {
+    let write = || -> io::Result<()> {
+        let mut file = tempfile::Builder::new().prefix(".rd-").suffix(".tmp").tempfile_in(folder(path))?;
+        file.write_all(text.as_bytes())?;
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::PermissionsExt as _;
+            file.as_file().set_permissions(std::fs::Permissions::from_mode(0o644))?;
+        }
+        file.persist(path)?;
+        Ok(())
+    };
+    write().with_context(|| format!("{}", path.display()))
+}
+
+/// A reader that has seen enough and closed the pipe is no error.
+pub(super) fn to_stdout(text: &str) -> Result<()> {
+    let mut out = io::stdout().lock();
+    match writeln!(out, "{}", text.trim_end()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error).context("writing to stdout"),
+        _ => Ok(()),
+    }
+}
+
+/// The rows as CSV, the rest as comments above them.
+pub(super) fn csv(report: &Report) -> String {
+    let mut text = format!("# command: {}\n# cpu: {}\n# threads: {}\n", report.command, report.cpu, report.threads);
+    let _ = writeln!(text, "# seed: {}", report.seed);
+    for m in &report.matrices {
+        let _ = writeln!(text, "# matrix: {}, {} x {}, variance {}", m.source, m.rows, m.cols, m.variance);
+    }
+    let _ = writeln!(text, "{COLUMNS}");
+    for row in &report.rows {
+        let numbers = numbers(row).map(|number| number.map_or_else(String::new, |number| number.to_string()));
+        let _ = writeln!(text, "{},{},{}", row.source, row.codec, numbers.join(","));
+    }
+    text
+}
+
+/// The numbers of a row, in the order of the columns.
+fn numbers(row: &Row) -> [Option<f64>; 9] {
+    [
+        Some(row.target_bps),
+        Some(row.payload_bps),
+        Some(row.stream_bps),
+        Some(row.all_in_bps),
+        Some(row.mse),
+        row.snr_db,
+        row.gap_bits,
+        Some(row.encode_mws),
+        Some(row.decode_mws),
+    ]
+}
+
+/// The rows for people, one block per matrix.
+pub(super) fn render(report: &Report) -> String {
+    let mut text = format!("{}, one thread; speeds in millions of weights per second\n", report.cpu);
+    let header = ["codec", "payload", "stream", "all-in", "mse", "SNR dB", "gap", "encode", "decode"];
+    for m in &report.matrices {
+        let _ = writeln!(text, "\n{}: {} x {}, variance {:.6}", m.source, m.rows, m.cols, m.variance);
+        let body = report.rows.iter().filter(|row| row.source == m.source).map(cells);
+        let table: Vec<[String; 9]> = std::iter::once(header.map(str::to_owned)).chain(body).collect();
+        for row in &table {
+            for (c, cell) in row.iter().enumerate() {
+                let width = table.iter().map(|row| row[c].len()).max().unwrap_or(0);
+                // Names to the left, numbers to the right.
+                text.push_str(&if c == 0 { format!("{cell:width$}") } else { format!("  {cell:>width$}") });
+            }
+            text.push('\n');
+        }
+    }
+    text
+}
+
+fn cells(row: &Row) -> [String; 9] {
+    let or_dash = |value: Option<f64>, digits: usize| value.map_or_else(|| "-".to_owned(), |v| format!("{v:.digits$}"));
+    [
+        format!("{}@{}", row.codec, row.target_bps),
+        format!("{:.4}", row.payload_bps),
+        format!("{:.4}", row.stream_bps),
+        format!("{:.4}", row.all_in_bps),
+        format!("{:.4e}", row.mse),
+        or_dash(row.snr_db, 3),
+        or_dash(row.gap_bits, 4),
+        speed(row.encode_mws),
+        speed(row.decode_mws),
+    ]
+}
+
+fn speed(mws: f64) -> String {
+    if mws < 10.0 { format!("{mws:.2}") } else { format!("{mws:.0}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rd::MatrixInfo;
+
+    fn report() -> Report {
+        let row = Row {
+            source: "gaussian".to_owned(),
+            codec: "e8".to_owned(),
+            target_bps: 2.0,
+            payload_bps: 2.0,
+            stream_bps: 2.01,
+            all_in_bps: 2.05,
+            mse: 0.0764,
+            snr_db: Some(11.17),
+            gap_bits: Some(0.15),
+            encode_mws: 55.5,
+            decode_mws: 200.0,
+        };
+        let lossless = Row { mse: 0.0, snr_db: None, gap_bits: None, encode_mws: 0.25, ..row.clone() };
+        Report {
+            command: "rd".to_owned(),
+            seed: 1,
+            cpu: "x".to_owned(),
+            threads: 1,
+            matrices: vec![MatrixInfo { source: "gaussian".to_owned(), rows: 8, cols: 512, variance: 1.0 }],
+            rows: vec![row, lossless],
+            skipped: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn the_csv_has_the_columns_of_the_json() {
+        let csv = csv(&report());
+        let rows: Vec<&str> = csv.lines().filter(|line| !line.starts_with('#')).collect();
+        assert_eq!(rows[1], "gaussian,e8,2,2,2.01,2.05,0.0764,11.17,0.15,55.5,200");
+        assert_eq!(rows[2], "gaussian,e8,2,2,2.01,2.05,0,,,0.25,200");
+        let json = serde_json::to_value(&report().rows[0]).unwrap();
+        let names: Vec<&str> = json.as_object().unwrap().keys().map(String::as_str).collect();
+        assert_eq!(names.join(","), rows[0]);
+    }
+
+    #[test]
+    fn the_report_survives_its_json() {
+        let json = serde_json::to_string(&report()).unwrap();
+        assert_eq!(serde_json::from_str::<Report>(&json).unwrap(), report());
+        assert!(render(&report()).contains("e8@2"));
+    }
+
+    #[test]
+    fn outputs_that_cannot_be_written_are_refused_first() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(check_out(&folder.path().join("rd.json")).is_ok());
+        assert!(check_out(&folder.path().join("rd.csv")).is_err());
+        assert!(check_out(&folder.path().join("none/rd.json")).is_err());
+        write(&folder.path().join("rd.json"), "{}\n").unwrap();
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+}
