@@ -9,6 +9,7 @@
 
 extern crate alloc;
 
+pub mod entropy_coded;
 mod error;
 pub mod shift;
 
