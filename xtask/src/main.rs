@@ -7,10 +7,12 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 mod bench;
+mod binary;
 mod ci;
 mod digest;
 mod eval;
 mod fetch;
+mod rd;
 mod tables;
 mod tidy;
 mod workspace;
@@ -29,6 +31,8 @@ struct Cli {
 enum Verb {
     /// Perplexity of a model and of its compressed forms; without options: the embedded model, offline, two minutes.
     Eval(Box<eval::EvalArgs>),
+    /// Rates, distortions and speeds of every codec and baseline as one table; without options: Gaussian matrices, three rates.
+    Rd(rd::RdArgs),
     /// Download known models into the cache, checked against their hashes.
     Fetch(fetch::FetchArgs),
     /// Make the tables of README and docs anew from the JSON under docs/results.
@@ -47,6 +51,7 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let result = Workspace::find().and_then(|workspace| match cli.verb {
         Verb::Eval(args) => eval::run(&workspace, &args),
+        Verb::Rd(args) => rd::run(&workspace, &args),
         Verb::Fetch(args) => fetch::run(&workspace, &args),
         Verb::Tables(args) => tables::run(&workspace, &args),
         Verb::Tidy => tidy::run(&workspace),

@@ -130,7 +130,8 @@ fn measure_target(
         report.skipped.push(line);
     };
     for rate in unreachable {
-        skip(progress, rate, "not among its rates");
+        let why = method.at(*rate).err().map_or_else(String::new, |error| format!("{:#}", error.root_cause()));
+        skip(progress, rate, &why);
     }
     for rate in rates {
         let label = format!("{}@{rate}", method.name);
