@@ -86,6 +86,56 @@ pub enum EntropyError {
         /// End of the page before it, in bits.
         previous_end: u64,
     },
+    /// The frequencies of an ANS table are not what they must be.
+    Frequencies {
+        /// Number of frequencies.
+        n: usize,
+        /// Their sum.
+        sum: u64,
+        /// Largest that is allowed.
+        largest_allowed: u16,
+    },
+    /// The values of an ANS table or the order of its escape are out of range.
+    FrequencyRun {
+        /// First value.
+        first: i64,
+        /// Last value.
+        last: i64,
+        /// Distance of the values.
+        step: i32,
+        /// Order of the escape code.
+        escape_k: u8,
+    },
+    /// An ANS stream is too long for a 16-bit length.
+    StreamWords {
+        /// Words that it takes.
+        n_words: u64,
+        /// Most words that a stream may have.
+        max: usize,
+    },
+    /// The symbols of an ANS stream do not end in its last word.
+    StreamEnd {
+        /// Bits that they took.
+        consumed: u64,
+        /// Length of the stream in bits.
+        len_bits: u64,
+    },
+    /// A lane of an ANS stream does not end in state 0.
+    FinalState {
+        /// The lane.
+        lane: usize,
+        /// Its last state.
+        found: u32,
+    },
+    /// The bits after the last symbol of an ANS stream are not zero.
+    StreamPadding {
+        /// The last word.
+        last_word: u32,
+        /// Number of its low bits that are padding.
+        padding_bits: u32,
+    },
+    /// An escape of an ANS stream holds no 32-bit value.
+    Escape,
 }
 
 impl fmt::Display for EntropyError {
@@ -120,6 +170,35 @@ impl fmt::Display for EntropyError {
             Self::OverlappingPages { page_idx, base, previous_end } => {
                 write!(f, "page {page_idx}: expected a base of at least {previous_end} bits, found {base}")
             }
+            Self::Frequencies { n, sum, largest_allowed } => {
+                write!(
+                    f,
+                    "frequency table: expected at least 2 frequencies from 1 to {largest_allowed} with sum 1024, found {n} with \
+                     sum {sum}"
+                )
+            }
+            Self::FrequencyRun { first, last, step, escape_k } => {
+                write!(
+                    f,
+                    "frequency table: expected values of at most 32767 in magnitude, a step of at least 1 and an escape order \
+                     of at most 16, found {first} to {last} in steps of {step} and order {escape_k}"
+                )
+            }
+            Self::StreamWords { n_words, max } => write!(f, "stream: expected at most {max} words, found {n_words}"),
+            Self::StreamEnd { consumed, len_bits } => {
+                write!(
+                    f,
+                    "stream: expected symbols to end in the last word of {len_bits} bits, found {consumed} bits of them"
+                )
+            }
+            Self::FinalState { lane, found } => write!(f, "lane {lane}: expected final state 0, found {found}"),
+            Self::StreamPadding { last_word, padding_bits } => {
+                write!(
+                    f,
+                    "stream: expected {padding_bits} zero bits after the last symbol, found last word {last_word:#010x}"
+                )
+            }
+            Self::Escape => f.write_str("escape: expected a value of 32 bits, found a longer one"),
         }
     }
 }

@@ -1,11 +1,12 @@
-//! Bit streams, Rice codes, stream tables and rate accounting.
+//! Bit streams, Rice codes, asymmetric numeral systems, stream tables and rate accounting.
 //!
 //! The crate turns non-negative integers into bits and back and knows nothing about where they come from:
 //!
 //! - [`BitWriter`], [`BitReader`]: bit strings in 32-bit words, most significant bit first.
 //! - [`zigzag`], [`unzigzag`]: signed integers as non-negative ones.
 //! - [`rice`]: the Rice code with an escape, its fit, encoder and decoder.
-//! - [`stream`]: the layout that all codes share: streams of 512 symbols with 16-bit lengths, pages of 64 streams.
+//! - [`ans`]: tabled asymmetric numeral systems with contexts, for the last tenth of a bit.
+//! - [`stream`]: the layout of Rice codes: streams of 512 symbols with 16-bit lengths, pages of 64 streams.
 //! - [`Rate`]: bits by cause.
 //! - [`Histogram`]: empirical entropies, the yardstick of any code.
 //!
@@ -33,6 +34,7 @@
 
 extern crate alloc;
 
+pub mod ans;
 mod bits;
 mod error;
 mod fit;
