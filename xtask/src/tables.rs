@@ -1,4 +1,4 @@
-//! `cargo xtask tables`: the tables of README and docs, generated from the JSON that a command left under `docs/results`.
+//! `cargo xtask tables`: the tables and plots of README and docs, generated from the JSON that commands left under `docs/results`.
 //!
 //! A block between `<!-- table FILE: COMMAND -->` and `<!-- end table -->` holds the rows of FILE, which is the output of COMMAND.
 
@@ -6,9 +6,13 @@ use std::{fmt::Write as _, fs, process::ExitCode};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use serde::Deserialize;
+use serde_json::Value;
 
-use crate::workspace::Workspace;
+use crate::{
+    plots,
+    results::{Evaluation, RateDistortion, RateDistortionRow},
+    workspace::Workspace,
+};
 
 const PAGES: &[&str] = &["README.md", "docs/EVALUATION.md"];
 const BEGIN: &str = "<!-- table ";
@@ -21,37 +25,19 @@ pub(crate) struct TablesArgs {
     check: bool,
 }
 
-/// What a table needs of the JSON contract of `cargo xtask eval --json`.
-#[derive(Debug, Deserialize)]
-struct Evaluation {
-    model: String,
-    protocol: String,
-    windows: u64,
-    tokens_scored: u64,
-    rows: Vec<Row>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Row {
-    codec: String,
-    payload_bps: f64,
-    all_in_bps: f64,
-    file_bps: f64,
-    file_bytes: u64,
-    ppl: f64,
-    ppl_sigma: f64,
-    delta_ln: Option<f64>,
-    target_bps: Option<f64>,
-}
-
 pub(crate) fn run(workspace: &Workspace, args: &TablesArgs) -> Result<ExitCode> {
-    refresh_pages(workspace, args.check)?;
+    refresh_all(workspace, args.check)?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Passes if every table is what its JSON says.
+/// Passes if every table and every plot is what its JSON says.
 pub(crate) fn check(workspace: &Workspace) -> Result<()> {
-    refresh_pages(workspace, true)
+    refresh_all(workspace, true)
+}
+
+fn refresh_all(workspace: &Workspace, check: bool) -> Result<()> {
+    plots::refresh(workspace.root(), check)?;
+    refresh_pages(workspace, check)
 }
 
 fn refresh_pages(workspace: &Workspace, check: bool) -> Result<()> {
@@ -84,23 +70,101 @@ fn refresh(page: &str, read: &dyn Fn(&str) -> Result<String>) -> Result<String> 
         let (file, command) =
             marker[BEGIN.len()..].trim().split_once(": ").context("expected `table FILE: COMMAND`")?;
         let (_, after) = body.split_once(END).with_context(|| format!("the table of {file} has no end marker"))?;
-        let evaluation: Evaluation = serde_json::from_str(&read(file)?).with_context(|| file.to_owned())?;
-        write!(out, "{before}{marker}-->\n{}{END}", table(&evaluation, file, command))?;
+        let table = table(&read(file)?, file, command).with_context(|| file.to_owned())?;
+        write!(out, "{before}{marker}-->\n{table}{END}")?;
         rest = after;
     }
     out.push_str(rest);
     Ok(out)
 }
 
-fn table(evaluation: &Evaluation, file: &str, command: &str) -> String {
+/// The table of a file, whose rows say of which kind it is.
+fn table(json: &str, file: &str, command: &str) -> Result<String> {
+    let value: Value = serde_json::from_str(json)?;
+    if value["rows"].as_array().is_some_and(|rows| rows.iter().any(|row| row.get("gap_bits").is_some())) {
+        let table: RateDistortion = serde_json::from_value(value)?;
+        if table.command != command {
+            bail!("made by `{}`, but the page says `{command}`", table.command);
+        }
+        return Ok(rate_distortion(&table, file));
+    }
+    Ok(perplexities(&serde_json::from_value(value)?, file, command))
+}
+
+/// The rates of the columns, in bits per weight.
+const COLUMNS: [f64; 3] = [2.0, 3.0, 4.0];
+
+/// One line per codec: distances to the bound on Gaussian values, and speeds.
+fn rate_distortion(table: &RateDistortion, file: &str) -> String {
+    let RateDistortion { command, cpu, rows, decomposition } = table;
+    let mut out = format!(
+        "Gaussian values: bits per weight above R(D) at a payload of 2, 3 and 4 bits (another stream rate stands in brackets), and millions \
+         of weights per second on one thread of {cpu}, at 3 bits or the nearest rate there is (`{command}`, [{file}](/{file})):\n\n\
+         | codec | gap at 2 | gap at 3 | gap at 4 | encode | decode |\n|---|---|---|---|---|---|\n"
+    );
+    let gaussian: Vec<&RateDistortionRow> = rows.iter().filter(|row| row.source == "gaussian").collect();
+    let mut names: Vec<&str> = Vec::new();
+    for row in &gaussian {
+        if !names.contains(&row.codec.as_str()) {
+            names.push(&row.codec);
+        }
+    }
+    for name in names {
+        let of_codec: Vec<&&RateDistortionRow> = gaussian.iter().filter(|row| row.codec == name).collect();
+        let cells = COLUMNS.map(|rate| {
+            // A codec with rates of its own stands in the nearest column.
+            let near = of_codec.iter().filter(|row| (row.target_bps - rate).abs() <= 0.5);
+            let nearest = near.min_by(|a, b| (a.target_bps - rate).abs().total_cmp(&(b.target_bps - rate).abs()));
+            nearest.and_then(|row| Some((row, row.gap_bits?))).map_or_else(String::new, |(row, gap)| {
+                let is_off = (row.stream_bps - rate).abs() > 0.1;
+                if is_off { format!("{gap:.3} ({:.2})", row.stream_bps) } else { format!("{gap:.3}") }
+            })
+        });
+        let timed = of_codec.iter().min_by(|a, b| (a.target_bps - 3.0).abs().total_cmp(&(b.target_bps - 3.0).abs()));
+        let [encode, decode] = timed.map_or([0.0; 2], |row| [row.encode_mws, row.decode_mws]).map(significant);
+        let _ = writeln!(out, "| `{name}` | {} | {encode} | {decode} |", cells.join(" | "));
+    }
+    if let Some(first) = decomposition.first() {
+        let _ = writeln!(
+            out,
+            "\nThe distance from `{}` to `e8` by cause, in bits per weight:\n\n\
+             | rate | gap | gap of `e8` | entropy of the indices below their rate | finite codebook |\n|---|---|---|---|---|",
+            first.codec
+        );
+    }
+    for parts in decomposition {
+        let _ = writeln!(
+            out,
+            "| {} | {:.3} | {:.3} | {:.3} | {:.3} |",
+            parts.target_bps,
+            parts.gap_bits,
+            parts.e8_gap_bits,
+            parts.index_entropy_slack_bits,
+            parts.finite_codebook_loss_bits
+        );
+    }
+    out
+}
+
+/// Two significant digits below ten, whole numbers above.
+fn significant(value: f64) -> String {
+    match value {
+        v if v >= 10.0 => format!("{v:.0}"),
+        v if v >= 1.0 => format!("{v:.1}"),
+        v => format!("{v:.2}"),
+    }
+}
+
+fn perplexities(evaluation: &Evaluation, file: &str, command: &str) -> String {
     let Evaluation { model, protocol, windows, tokens_scored, rows } = evaluation;
     let mut out = format!(
         "{model}, protocol {protocol}, {windows} windows, {tokens_scored} tokens scored (`{command}`, [{file}](/{file})):\n\n\
          | codec | payload bps | all-in bps | file bps | file MB | PPL | Δln |\n|---|---|---|---|---|---|---|\n"
     );
     for row in rows {
+        let mark = if row.is_source_grid() { " (source-grid)" } else { "" };
         let name = match row.target_bps {
-            Some(rate) => format!("`{}@{rate}`", row.codec),
+            Some(rate) => format!("`{}@{rate}`{mark}", row.codec),
             None => "unquantized".to_owned(),
         };
         let ppl = decimals(row.ppl);

@@ -1,0 +1,165 @@
+//! The plots of README and docs, made from the JSON under `docs/results` by `cargo xtask tables`.
+//!
+//! An SVG depends on its JSON alone: no fonts are read, no clock, and coordinates are whole pixels.
+
+use std::{fs, path::Path};
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+
+use crate::results::{Evaluation, RateDistortion};
+
+mod chart;
+mod series;
+
+use chart::{Axis, Chart, Reference};
+use series::Series;
+
+/// One picture: where it goes and what it is drawn from.
+struct Plot {
+    svg: &'static str,
+    json: &'static str,
+    draw: fn(&str, &str) -> Result<String>,
+}
+
+const PLOTS: &[Plot] = &[
+    Plot { svg: "docs/plots/gap.svg", json: "docs/results/rd.json", draw: gap },
+    Plot { svg: "docs/plots/ppl.svg", json: "docs/results/smollm2-wikitext2.json", draw: perplexity },
+];
+
+/// Largest distance to the bound that is drawn, in bits.
+const MAX_GAP_BITS: f64 = 0.7;
+
+/// Largest perplexity that is drawn, over that of the unquantized model.
+const MAX_PPL_RATIO: f64 = 60.0;
+
+/// Draws every plot whose JSON is there; with `check` nothing is written, and a plot that differs is an error.
+pub(crate) fn refresh(root: &Path, check: bool) -> Result<()> {
+    for plot in PLOTS {
+        let json = fs::read_to_string(root.join(plot.json)).with_context(|| format!("{} is made from it", plot.svg))?;
+        let svg = (plot.draw)(&json, plot.json).with_context(|| plot.json.to_owned())?;
+        let path = root.join(plot.svg);
+        if fs::read_to_string(&path).is_ok_and(|old| old == svg) {
+            continue;
+        }
+        if check {
+            bail!("{}: differs from what {} says; run `cargo xtask tables`", plot.svg, plot.json);
+        }
+        if let Some(folder) = path.parent() {
+            fs::create_dir_all(folder).with_context(|| format!("{}", folder.display()))?;
+        }
+        fs::write(&path, svg).with_context(|| format!("{}", path.display()))?;
+        println!("{}", plot.svg);
+    }
+    Ok(())
+}
+
+/// Distance to the Shannon bound over the rate, one line per codec.
+fn gap(json: &str, file: &str) -> Result<String> {
+    let table: RateDistortion = parse(json)?;
+    let gaussian = table.rows.iter().filter(|row| row.source == "gaussian");
+    let points = gaussian.filter_map(|row| Some((row.codec.as_str(), row.stream_bps, row.gap_bits?)));
+    Chart {
+        title: "Distance to the Shannon bound, Gaussian source",
+        subtitle: &format!("{file}: {}", table.command),
+        x: Axis::linear("stream rate, bits per weight (all but one scale per row)", 1.0..6.2, quarters(1.0..6.2)),
+        y: Axis::linear("rate above R(D), bits per weight", 0.0..MAX_GAP_BITS, steps(0.0..MAX_GAP_BITS, 0.1)),
+        series: Series::group(points),
+        reference: None,
+    }
+    .svg()
+}
+
+/// Perplexity over the rate, one line per codec.
+fn perplexity(json: &str, file: &str) -> Result<String> {
+    let table: Evaluation = parse(json)?;
+    let baseline = table.rows.iter().find(|row| row.target_bps.is_none()).map(|row| row.ppl);
+    // What rounds to the source's own levels says nothing about a codec.
+    let coded = table.rows.iter().filter(|row| row.target_bps.is_some() && !row.is_source_grid());
+    let points: Vec<_> = coded.map(|row| (row.codec.as_str(), row.all_in_bps, row.ppl)).collect();
+    let least = points.iter().map(|p| p.2).chain(baseline).fold(f64::INFINITY, f64::min);
+    if !least.is_finite() {
+        bail!("expected at least one row");
+    }
+    let rates = points.iter().map(|p| p.1);
+    let last = rates.fold(4.0, f64::max);
+    let (x, y) = (1.8..last + 0.2, 0.9 * least..MAX_PPL_RATIO * least);
+    let labels = [1.0, 10.0, 100.0, 1000.0, 10_000.0];
+    let labels = labels.iter().flat_map(|decade| [1.0, 1.5, 2.0, 3.0, 5.0, 7.0].map(|digit| digit * decade));
+    Chart {
+        title: &format!("Perplexity of {}, {}", table.model, table.protocol),
+        subtitle: &format!("{file}: {} windows, {} tokens scored", table.windows, table.tokens_scored),
+        x: Axis::linear("all-in rate of the quantized tensors, bits per weight", x.clone(), quarters(x)),
+        y: Axis::logarithmic("perplexity", y.clone(), labels.filter(|label| y.contains(label)).collect()),
+        series: Series::group(points.into_iter()),
+        reference: baseline.map(|ppl| Reference { value: ppl, label: "unquantized" }),
+    }
+    .svg()
+}
+
+fn parse<'a, T: Deserialize<'a>>(json: &'a str) -> Result<T> {
+    Ok(serde_json::from_str(json)?)
+}
+
+fn quarters(range: std::ops::Range<f64>) -> Vec<f64> {
+    steps(range, 0.5)
+}
+
+/// Multiples of `step` within `range`.
+fn steps(range: std::ops::Range<f64>, step: f64) -> Vec<f64> {
+    let first = (range.start / step).ceil() as i64;
+    let last = (range.end / step + 1e-9).floor() as i64;
+    (first..=last).map(|i| i as f64 * step).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workspace::Workspace;
+
+    const RD: &str = r#"{"command": "cargo xtask rd", "seed": 1, "cpu": "x", "rows": [
+        {"source": "gaussian", "codec": "e8", "target_bps": 2, "stream_bps": 2.0, "mse": 0.07, "gap_bits": 0.15,
+         "encode_mws": 1, "decode_mws": 2},
+        {"source": "gaussian", "codec": "e8", "target_bps": 3, "stream_bps": 3.0, "mse": 0.02, "gap_bits": 0.15,
+         "encode_mws": 1, "decode_mws": 2},
+        {"source": "laplace", "codec": "z", "target_bps": 3, "stream_bps": 3.0, "mse": 0.02, "gap_bits": 0.25,
+         "encode_mws": 1, "decode_mws": 2},
+        {"source": "gaussian", "codec": "poor", "target_bps": 3, "stream_bps": 3.0, "mse": 0.02, "gap_bits": 9.25,
+         "encode_mws": 1, "decode_mws": 2}]}"#;
+
+    #[test]
+    fn a_plot_names_what_it_shows_and_is_the_same_every_time() {
+        let svg = gap(RD, "docs/results/rd.json").unwrap();
+        assert!(svg.contains("docs/results/rd.json: cargo xtask rd") && svg.contains(">\ne8\n<"), "{svg}");
+        // Another source is left out; a codec off the scale is named as such.
+        assert!(!svg.contains(">\nz\n<") && svg.contains("poor (off the scale)"), "{svg}");
+        assert_eq!(gap(RD, "docs/results/rd.json").unwrap(), svg);
+        assert!(!svg.contains('\t') && svg.ends_with('\n'));
+    }
+
+    #[test]
+    fn rows_on_the_grid_of_the_source_are_left_out() {
+        let row = |codec: &str, target: &str, grid: bool| {
+            format!(
+                r#"{{"codec": "{codec}", "target_bps": {target}, "payload_bps": 4, "all_in_bps": 4.1, "file_bps": 5,
+                "file_bytes": 9, "ppl": 21.0, "ppl_sigma": 1, "delta_ln": 0, "source_grid": {grid}}}"#
+            )
+        };
+        let rows = [row("none", "null", false), row("e8", "4", false), row("rtn", "4", true)].join(",");
+        let json = format!(r#"{{"model": "m", "protocol": "p", "windows": 1, "tokens_scored": 2, "rows": [{rows}]}}"#);
+        let svg = perplexity(&json, "x.json").unwrap();
+        assert!(svg.contains(">\ne8\n<") && !svg.contains(">\nrtn\n<") && svg.contains("unquantized"), "{svg}");
+        assert!(perplexity(&json.replace(&rows, ""), "x.json").is_err());
+    }
+
+    #[test]
+    fn the_committed_plots_are_those_of_the_committed_results() {
+        refresh(Workspace::find().unwrap().root(), true).unwrap();
+    }
+
+    #[test]
+    fn steps_stay_within_their_range() {
+        assert_eq!(steps(1.8..3.2, 0.5), [2.0, 2.5, 3.0]);
+        assert_eq!(steps(0.0..0.3, 0.1).len(), 4);
+    }
+}

@@ -1,0 +1,69 @@
+//! What tables and plots need of the JSON under `docs/results`.
+
+use serde::Deserialize;
+
+/// Of `cargo xtask eval --json`.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Evaluation {
+    pub(crate) model: String,
+    pub(crate) protocol: String,
+    pub(crate) windows: u64,
+    pub(crate) tokens_scored: u64,
+    pub(crate) rows: Vec<EvaluationRow>,
+}
+
+/// One model or container.
+#[derive(Debug, Deserialize)]
+pub(crate) struct EvaluationRow {
+    pub(crate) codec: String,
+    pub(crate) payload_bps: f64,
+    pub(crate) all_in_bps: f64,
+    pub(crate) file_bps: f64,
+    pub(crate) file_bytes: u64,
+    pub(crate) ppl: f64,
+    pub(crate) ppl_sigma: f64,
+    pub(crate) delta_ln: Option<f64>,
+    pub(crate) target_bps: Option<f64>,
+    #[serde(default)]
+    source_grid: Option<bool>,
+}
+
+impl EvaluationRow {
+    /// Whether the method's levels are those that the source is stored in, so that it has nothing to lose.
+    pub(crate) fn is_source_grid(&self) -> bool {
+        self.source_grid == Some(true)
+    }
+}
+
+/// Of `cargo xtask rd --json`.
+#[derive(Debug, Deserialize)]
+pub(crate) struct RateDistortion {
+    pub(crate) command: String,
+    pub(crate) cpu: String,
+    pub(crate) rows: Vec<RateDistortionRow>,
+    #[serde(default)]
+    pub(crate) decomposition: Vec<GapParts>,
+}
+
+/// One codec at one rate on one matrix.
+#[derive(Debug, Deserialize)]
+pub(crate) struct RateDistortionRow {
+    pub(crate) source: String,
+    pub(crate) codec: String,
+    pub(crate) target_bps: f64,
+    pub(crate) stream_bps: f64,
+    pub(crate) gap_bits: Option<f64>,
+    pub(crate) encode_mws: f64,
+    pub(crate) decode_mws: f64,
+}
+
+/// Where the distance from a baseline to E8 comes from, at one rate.
+#[derive(Debug, Deserialize)]
+pub(crate) struct GapParts {
+    pub(crate) codec: String,
+    pub(crate) target_bps: f64,
+    pub(crate) gap_bits: f64,
+    pub(crate) e8_gap_bits: f64,
+    pub(crate) index_entropy_slack_bits: f64,
+    pub(crate) finite_codebook_loss_bits: f64,
+}
