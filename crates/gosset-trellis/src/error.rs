@@ -30,7 +30,9 @@ impl fmt::Display for TrellisError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Parameter { name, expected, found } => write!(f, "{name}: expected {expected}, found {found}"),
-            Self::Length { slice, expected, found } => write!(f, "{slice}: expected {expected} elements, found {found}"),
+            Self::Length { slice, expected, found } => {
+                write!(f, "{slice}: expected {expected} elements, found {found}")
+            }
         }
     }
 }

@@ -25,7 +25,10 @@ pub struct TrellisCode {
 }
 
 /// Numbers of states and parity checks h0, h1, bit i being the coefficient of D^i.
-const CODES: [(u32, u32, u32); 3] = [(8, 0o13, 0o04), (64, 0o103, 0o024), (256, 0o515, 0o362)];
+///
+/// The best of all codes of 8 and 64 states and of 3000 of 256 states, by the cost of paths for Gaussian values; they save
+/// 0.001, 0.0025 and 0.0015 bits per value over those that have the largest free distance.
+const CODES: [(u32, u32, u32); 3] = [(8, 0o17, 0o02), (64, 0o127, 0o042), (256, 0o467, 0o242)];
 
 impl TrellisCode {
     /// Numbers of states for which there is a code.

@@ -34,7 +34,7 @@ mod tests;
 mod viterbi;
 
 pub use code::{TrellisCode, point};
-pub use quantizer::{MAX_VALUE, Quantizer};
+pub use quantizer::{MAX_VALUE, Quantizer, class_index, index_class};
 pub use viterbi::{Scratch, encode};
 
 /// Paths that the values of a stream belong to in turn: value i to lane i mod 8.

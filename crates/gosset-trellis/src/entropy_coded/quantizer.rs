@@ -17,11 +17,39 @@ struct Union {
     costs: Vec<f32>,
 }
 
+/// The class of an index, 2^`shift` neighbours being one class, and which of them it is, from 0.
+///
+/// The classes of the odd union lie symmetrically around its middle, -1/2; those of the even union are as near to symmetric as
+/// their even number of members allows: class 0 is -2^(shift - 1) to 2^(shift - 1) - 1.
+///
+/// ```
+/// use gosset_trellis::entropy_coded::index_class;
+/// assert_eq!([-3, -2, -1, 0, 1, 2].map(|index| index_class(0, index, 1).0), [-1, -1, 0, 0, 1, 1]);
+/// assert_eq!([-3, -2, -1, 0, 1, 2].map(|index| index_class(1, index, 1).0), [-2, -1, -1, 0, 0, 1]);
+/// assert_eq!(index_class(0, 5, 2), (1, 3));
+/// ```
+#[inline(always)]
+pub const fn index_class(union: u32, index: i32, shift: u32) -> (i32, u32) {
+    let biased = index + class_bias(union, shift);
+    (biased >> shift, biased as u32 & ((1 << shift) - 1))
+}
+
+/// The index of a class and the place within it: the inverse of [`index_class`].
+#[inline(always)]
+pub const fn class_index(union: u32, class: i32, place: u32, shift: u32) -> i32 {
+    (class << shift).wrapping_add(place as i32).wrapping_sub(class_bias(union, shift))
+}
+
+#[inline(always)]
+const fn class_bias(union: u32, shift: u32) -> i32 {
+    if union & 1 == 0 { (1 << shift) >> 1 } else { 0 }
+}
+
 /// Reconstruction values and costs of all grid points: what the Viterbi search and the decoder need besides the code.
 ///
 /// A point y = 2 index + union stands for the value y + offset, in grid steps, and costs a number in squared grid steps:
-/// lambda times its bits. Both are tables over the indices -`reach` to `reach` - 1 of each union; what lies beyond has
-/// the offset and the cost of the last entry on its side. The lowest `shift` bits of an index do not select an entry.
+/// lambda times its bits. Both are tables over classes of indices of each union, from -`reach` to `reach` - 1: the class of
+/// an index is [`index_class`]; classes beyond have the offset and the cost of the last one on their side.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Quantizer {
     shift: u32,
@@ -32,8 +60,8 @@ pub struct Quantizer {
 impl Quantizer {
     /// A quantizer from the offsets and costs of both unions, each of the same even length 2 `reach`.
     ///
-    /// Entry i of a table is for the indices whose `index >> shift` is i - `reach`. Costs are finite and not negative,
-    /// offsets within -1 to 1.
+    /// Entry i of a table is for the indices of class i - `reach`. Costs are finite and not negative, offsets within -1
+    /// to 1.
     ///
     /// # Errors
     /// [`TrellisError::Length`] for slices of different or odd lengths or empty ones, [`TrellisError::Parameter`] for a
@@ -67,12 +95,13 @@ impl Quantizer {
     #[inline(always)]
     pub fn value(&self, union: u32, index: i32) -> f32 {
         let table = &self.unions[(union & 1) as usize];
-        super::point(union, index) as f32 + table.offsets[self.entry(index)]
+        super::point(union, index) as f32 + table.offsets[self.entry(union, index)]
     }
 
     #[inline(always)]
-    fn entry(&self, index: i32) -> usize {
-        ((index >> self.shift).clamp(-self.reach, self.reach - 1) + self.reach) as usize
+    fn entry(&self, union: u32, index: i32) -> usize {
+        let (class, _) = index_class(union, index, self.shift);
+        (class.clamp(-self.reach, self.reach - 1) + self.reach) as usize
     }
 
     /// Least cost of approximating `x` by a point of the subset (`union`, `z1`), and the index of that point.
@@ -86,7 +115,7 @@ impl Quantizer {
         let truncated = place as i32;
         let floor = truncated - i32::from(truncated as f32 > place);
         let cost_of = |index: i32| {
-            let entry = self.entry(index);
+            let entry = self.entry(union, index);
             let error = x - (super::point(union, index) as f32 + table.offsets[entry]);
             error * error + table.costs[entry]
         };
