@@ -60,6 +60,7 @@ pub(crate) struct RateDistortionRow {
 /// Where the distance from a baseline to E8 comes from, at one rate.
 #[derive(Debug, Deserialize)]
 pub(crate) struct GapParts {
+    pub(crate) source: String,
     pub(crate) codec: String,
     pub(crate) target_bps: f64,
     pub(crate) gap_bits: f64,
