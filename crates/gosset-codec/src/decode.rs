@@ -11,6 +11,7 @@ use half::bf16;
 use crate::codec::{EXACT_ROWS, EXACT_VALUES, SCALES};
 use crate::encoded::plane_rate;
 use crate::plane::{PlaneSet, check_len, required};
+use crate::scheme::shift::ShiftBuffers;
 use crate::scheme::{SchemeDecoder, StreamError};
 use crate::{CodecError, MatrixHeader, Plane, scheme};
 
@@ -23,6 +24,8 @@ pub struct DecodeScratch {
     pub(crate) points: Box<[i32; STREAM_LEN]>,
     /// Values of one stream.
     pub(crate) values: Box<[f32; STREAM_LEN]>,
+    /// Blocks of rows of the bit-shift trellis.
+    pub(crate) shift: ShiftBuffers,
 }
 
 impl DecodeScratch {
@@ -38,6 +41,7 @@ impl DecodeScratch {
             symbols: Box::new([[bits; STREAM_LEN]; 2]),
             points: Box::new([bits as i32; STREAM_LEN]),
             values: Box::new([f32::from_bits(bits); STREAM_LEN]),
+            shift: ShiftBuffers::default(),
         }
     }
 }

@@ -25,6 +25,27 @@ pub(crate) fn map_chunks_mut<E: Send, T: Send>(
     return data.chunks_mut(chunk_len).enumerate().map(|(i, chunk)| f(i, chunk)).collect();
 }
 
+/// Results of `f` on the consecutive chunks of `chunk_len` elements of `data`, their indices and a scratch that whoever
+/// comes next uses again, in order.
+pub(crate) fn map_chunks_mut_with<S: Send, E: Send, T: Send>(
+    data: &mut [E],
+    chunk_len: usize,
+    scratch: impl Fn() -> S + Sync + Send,
+    f: impl Fn(&mut S, usize, &mut [E]) -> T + Sync + Send,
+) -> Vec<T> {
+    #[cfg(feature = "rayon")]
+    return data
+        .par_chunks_mut(chunk_len)
+        .enumerate()
+        .map_init(scratch, |scratch, (i, chunk)| f(scratch, i, chunk))
+        .collect();
+    #[cfg(not(feature = "rayon"))]
+    {
+        let mut scratch = scratch();
+        data.chunks_mut(chunk_len).enumerate().map(|(i, chunk)| f(&mut scratch, i, chunk)).collect()
+    }
+}
+
 /// Adds `f` of each of `0..n` to accumulators and merges those; `f` and `merge` must be insensitive to order.
 pub(crate) fn accumulate<A: Send>(
     n: usize,
