@@ -14,6 +14,8 @@ use gosset_transform::philox4x32_10;
 use crate::scheme::lattice::count_symbols;
 use crate::{CodeKind, parallel};
 
+pub use crate::scheme::trellis::{TrellisCurvePoint, TrellisFamily, trellis_curve_source};
+
 /// Distance of the points of the curve in doublings of alpha, before refinement.
 const OCTAVE_STEP: f64 = 1.0 / 8.0;
 /// The same after refinement, at least.
