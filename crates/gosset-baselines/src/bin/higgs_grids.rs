@@ -57,11 +57,11 @@ fn main() -> ExitCode {
         println!("p {} n {:4}: mse {mse:.6}, {:.1} s", info.p, info.n, begin.elapsed().as_secs_f64());
         bytes.extend(values.iter().flat_map(|v| v.to_le_bytes()));
     }
-    if let Some(file) = file {
-        if let Err(error) = fs::write(file, bytes) {
-            println!("{file}: {error}");
-            return ExitCode::FAILURE;
-        }
+    if let Some(file) = file
+        && let Err(error) = fs::write(file, bytes)
+    {
+        println!("{file}: {error}");
+        return ExitCode::FAILURE;
     }
     ExitCode::SUCCESS
 }
