@@ -248,7 +248,7 @@ impl<'a> Run<'a> {
         let file_bytes = container.file_bytes();
         let recipe = QuantizeOptions::from_recipe(&container.manifest().recipe).ok();
         let codec = recipe.as_ref().map_or("unknown", |r| r.codec.as_str()).to_owned();
-        let target_bps = recipe.as_ref().map(|r| r.rate);
+        let target_bps = recipe.as_ref().and_then(QuantizeOptions::payload_bps);
         let states = container.entries().iter().map(|entry| {
             let state = match ledger.tensor(&entry.name) {
                 Some(line) if entry.is_coded() => {
@@ -260,7 +260,7 @@ impl<'a> Run<'a> {
             (entry.name.as_str(), state)
         });
         let embeddings = describe_embeddings(states);
-        let label = target_bps.map_or_else(|| codec.clone(), |rate| format!("{codec}@{rate}"));
+        let label = recipe.as_ref().map_or_else(|| codec.clone(), |r| format!("{codec}@{}", r.target));
         if self.tokens.is_none() {
             // What tokenizing leaves behind (compiled regular expressions) is not the model's: do it before the measurement.
             self.tokenize(&LanguageModel::from_container(Arc::clone(&container), &LoadOptions::default())?)?;

@@ -7,7 +7,7 @@ use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::exit::{Exit, TABLE, error, printable};
-use crate::{chat, completions, dequantize, generate, inspect, list, quantize, verify, version};
+use crate::{chat, completions, dequantize, generate, inspect, list, quantize, recommend, verify, version};
 
 /// Compress language models close to the Shannon limit and run them from the compressed file.
 #[derive(Debug, Parser)]
@@ -26,6 +26,7 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Quantize(quantize::QuantizeArgs),
+    Recommend(recommend::RecommendArgs),
     Inspect(inspect::InspectArgs),
     Verify(verify::VerifyArgs),
     Dequantize(dequantize::DequantizeArgs),
@@ -60,6 +61,7 @@ impl Cli {
         let done = |result: Result<()>| result.map(|()| Exit::Ok);
         match &self.command {
             Command::Quantize(args) => done(quantize::run(args)),
+            Command::Recommend(args) => done(recommend::run(args)),
             Command::Inspect(args) => done(inspect::run(args)),
             Command::Verify(args) => done(verify::run(args)),
             Command::Dequantize(args) => done(dequantize::run(args)),
@@ -75,6 +77,7 @@ impl Cli {
 fn command() -> clap::Command {
     let examples = "Examples:
   gosset quantize model.gguf -o model.gosset --rate 4
+  gosset recommend model.gguf --memory 8GB
   gosset inspect model.gosset
   gosset chat model.gosset";
     Cli::command().version(version::LONG).after_help(format!("{examples}\n\n{TABLE}"))

@@ -87,6 +87,7 @@ fn of_codec(error: &CodecError) -> Exit {
         CodecError::UnknownCodec { .. }
         | CodecError::SpecSyntax { .. }
         | CodecError::RateRange { .. }
+        | CodecError::RateSet { .. }
         | CodecError::Alpha { .. }
         | CodecError::Rotation(_)
         | CodecError::RowRange { .. } => Exit::Usage,
@@ -124,6 +125,9 @@ fn of_quantize(error: &QuantizeError) -> Exit {
         | QuantizeError::OverrideSyntax { .. }
         | QuantizeError::OverrideUnmatched { .. }
         | QuantizeError::OverrideImpossible { .. }
+        | QuantizeError::Weight { .. }
+        | QuantizeError::TargetRange { .. }
+        | QuantizeError::TargetMissed { .. }
         | QuantizeError::OutputIsInput { .. } => Exit::Usage,
         QuantizeError::OutputExists { .. } | QuantizeError::Io { .. } => Exit::Io,
         QuantizeError::Cancelled { .. } => Exit::Interrupted,
@@ -151,6 +155,9 @@ fn of_runtime(error: &RuntimeError) -> Exit {
 fn hint(error: &anyhow::Error) -> Option<&'static str> {
     error.chain().find_map(|e| {
         match e.downcast_ref() {
+            Some(QuantizeError::Options(CodecError::RateSet { .. })) => {
+                return Some("--target-bpw reaches averages in between by mixing these over tensors");
+            }
             Some(QuantizeError::OutputExists { .. }) => return Some("pass --force to write into it"),
             Some(QuantizeError::TieUndecided) => return Some("--tie or --no-tie"),
             Some(QuantizeError::Cancelled { .. }) => return Some("run the command again to start over"),

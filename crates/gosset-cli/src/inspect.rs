@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::Args;
-use gosset_codec::{CodeHeader, MatrixHeader, SchemeHeader};
+use gosset_codec::MatrixHeader;
 use gosset_container::{
     Causes, Container, EntryKind, FormatVersion, Ledger, LedgerEntry, Manifest, Storage, TensorEntry,
 };
@@ -93,7 +93,7 @@ struct TensorPart<'a> {
     n_weights: u64,
     dtype: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
-    codec: Option<String>,
+    codec: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     header: Option<&'a MatrixHeader>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -137,16 +137,6 @@ fn rates(ledger: &Ledger) -> Rates {
     }
 }
 
-/// Name of the codec of a coded tensor, such as `e8-rice`.
-pub(crate) fn codec_name(header: &MatrixHeader) -> String {
-    let SchemeHeader::Lattice(lattice) = &header.scheme else { return "unknown".to_owned() };
-    let code = match lattice.code {
-        CodeHeader::Rice { .. } => "rice",
-        _ => "unknown",
-    };
-    format!("{}-{code}", <&str>::from(lattice.lattice))
-}
-
 fn inspection<'a>(container: &'a Container, manifest: &'a Manifest, ledger: &'a Ledger) -> Inspection<'a> {
     Inspection {
         file: container.path().display().to_string(),
@@ -180,7 +170,7 @@ fn tensor_of<'a>(container: &'a Container, line: &LedgerEntry) -> Option<&'a Ten
 fn entry<'a>(container: &'a Container, line: &'a LedgerEntry) -> Entry<'a> {
     let tensor = tensor_of(container, line).map(|t| {
         let (codec, header, reason) = match &t.storage {
-            Storage::Coded { header, .. } => (Some(codec_name(header)), Some(header), None),
+            Storage::Coded { header, .. } => (Some(header.codec_name()), Some(header), None),
             Storage::Raw { reason, .. } => (None, None, Some(reason.as_str())),
             _ => (None, None, None),
         };
@@ -261,7 +251,7 @@ fn entries_table(container: &Container, ledger: &Ledger) -> Table {
     for line in &ledger.entries {
         let tensor = tensor_of(container, line);
         let stored = match tensor.map(|t| &t.storage) {
-            Some(Storage::Coded { header, source_dtype, .. }) => format!("{} of {source_dtype}", codec_name(header)),
+            Some(Storage::Coded { header, source_dtype, .. }) => format!("{} of {source_dtype}", header.codec_name()),
             Some(Storage::Raw { dtype, reason, .. }) => format!("{dtype} ({reason})"),
             _ if line.kind == EntryKind::Blob => "side file".to_owned(),
             _ => "unknown section".to_owned(),

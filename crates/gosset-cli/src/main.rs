@@ -18,8 +18,11 @@ mod output;
 mod progress;
 mod prompt;
 mod quantize;
+mod recommend;
+mod size;
 mod verify;
 mod version;
+mod weights;
 
 use std::process::ExitCode;
 

@@ -5,11 +5,12 @@ use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::Result;
-use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::{ArgGroup, Args};
 use gosset_container::ContainerKind;
 use gosset_quantize::{
-    Action, Event, ModelSource, Observer, Override, OverrideAction, Plan, PlanItem, QuantizeOptions, Report,
+    Action, Allocation, Event, ModelSource, Observer, Override, OverrideAction, Plan, PlanItem, QuantizeOptions,
+    QuantizeTarget, Report,
 };
 use serde_json::json;
 
@@ -19,6 +20,8 @@ use crate::interrupt;
 use crate::model::Input;
 use crate::output::{self, Table};
 use crate::progress::Progress;
+use crate::size::parse_bytes;
+use crate::weights;
 
 /// Compress a model into one file that runs.
 ///
@@ -26,12 +29,15 @@ use crate::progress::Progress;
 /// head, norms and biases are kept bit-exact in their source type. The output depends on the input and the options only, not on
 /// the machine or the number of threads.
 #[derive(Debug, Args)]
+#[command(group(ArgGroup::new("target").required(true).args(["rate", "target_bpw", "target_size"])))]
 #[command(after_help = "MODEL is a GGUF file, a Hugging Face folder, a safetensors file with 2-D tensors, a known
 name (`gosset list`), or a hub name org/name.
 
 Examples:
   gosset quantize model.gguf -o model.gosset --rate 4
   gosset quantize ./Llama-3.2-1B -o small.gosset --rate 2.5 --embeddings 6
+  gosset quantize model.gguf -o small.gosset --target-bpw 3
+  gosset quantize model.gguf -o small.gosset --target-size 60MB
   gosset quantize model.gguf --rate 3 --dry-run
   gosset quantize model.gguf -o m.gosset --rate 3 --rate-for '*.down_proj.weight=4'")]
 pub(crate) struct QuantizeArgs {
@@ -43,7 +49,20 @@ pub(crate) struct QuantizeArgs {
     output: Option<PathBuf>,
     /// Payload in bits per quantized weight; lengths, scales and header come on top and are reported.
     #[arg(long, short = 'r', value_name = "R")]
-    rate: f64,
+    rate: Option<f64>,
+    /// All bits of the quantized tensors, their share of the header included, per quantized weight; never exceeded.
+    #[arg(long, value_name = "R")]
+    target_bpw: Option<f64>,
+    /// Size of the whole file, such as 60000000, 500MB, 7.5GB or 60MiB; never exceeded.
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    target_size: Option<u64>,
+    /// How --target-bpw and --target-size share bits out among tensors.
+    #[arg(long, value_name = "NAME", default_value = Allocation::default().name(), value_parser = allocations(), conflicts_with = "rate")]
+    allocation: Allocation,
+    /// JSON map from tensor names (* any characters, ? one) to what their relative error counts there; 1 by default, the last
+    /// match counts.
+    #[arg(long, value_name = "FILE", conflicts_with = "rate")]
+    weights: Option<PathBuf>,
     /// How weights become bits.
     #[arg(long, value_name = "NAME", default_value = "e8-rice", value_parser = codec_names())]
     codec: String,
@@ -88,9 +107,22 @@ pub(crate) struct QuantizeArgs {
 }
 
 fn codec_names() -> impl TypedValueParser<Value = String> {
-    PossibleValuesParser::new(gosset_codec::codecs().iter().map(|c| {
-        PossibleValue::new(c.name).help(format!("{} ({} to {} bits per weight)", c.about, c.min_bps, c.max_bps))
-    }))
+    PossibleValuesParser::new(
+        gosset_codec::codecs()
+            .iter()
+            .map(|c| PossibleValue::new(c.name).help(format!("{} ({} bits per weight)", c.about, output::rates_of(c)))),
+    )
+}
+
+fn allocations() -> impl TypedValueParser<Value = Allocation> {
+    let values = Allocation::ALL.map(|a| {
+        PossibleValue::new(a.name()).help(match a {
+            Allocation::EqualSlope => "the relative error of every tensor counts the same, so small ones get more bits",
+            _ => "it counts as often as the tensor has weights, so all get the same rate",
+        })
+    });
+    PossibleValuesParser::new(values)
+        .try_map(|name| Allocation::from_name(&name).ok_or_else(|| format!("unknown allocation {name}")))
 }
 
 fn rate_for(text: &str) -> Result<Override, String> {
@@ -101,9 +133,16 @@ fn rate_for(text: &str) -> Result<Override, String> {
 }
 
 impl QuantizeArgs {
-    fn options(&self) -> QuantizeOptions {
+    fn options(&self) -> Result<QuantizeOptions> {
         let keep = self.keep.iter().map(|p| Override { pattern: p.clone(), action: OverrideAction::Keep });
-        let mut options = QuantizeOptions::new(&self.codec, self.rate);
+        let target = match (self.target_bpw, self.target_size, self.rate) {
+            (Some(bpw), _, _) => QuantizeTarget::AllInBpw(bpw),
+            (_, Some(bytes), _) => QuantizeTarget::FileBytes(bytes),
+            (_, _, rate) => QuantizeTarget::PayloadBps(rate.unwrap_or_default()),
+        };
+        let mut options = QuantizeOptions::with_target(&self.codec, target);
+        options.allocation = self.allocation;
+        options.weights = self.weights.as_deref().map(weights::read).transpose()?.unwrap_or_default();
         options.tile = self.tile;
         options.seed = self.seed;
         options.embeddings = self.embeddings;
@@ -115,7 +154,7 @@ impl QuantizeArgs {
             (_, true) => Some(false),
             _ => None,
         };
-        options
+        Ok(options)
     }
 }
 
@@ -123,7 +162,7 @@ impl QuantizeArgs {
 pub(crate) fn run(args: &QuantizeArgs) -> Result<()> {
     args.threads.apply()?;
     let source = Input::open_source(&args.model)?;
-    let mut plan = gosset_quantize::plan(source.as_ref(), &args.options())?;
+    let mut plan = gosset_quantize::plan(source.as_ref(), &args.options()?)?;
     if plan.kind == ContainerKind::Model && source.blob("tokenizer.json").is_none() {
         plan.warnings
             .push("the model has no tokenizer.json; text needs one, so the container will not generate".to_owned());
@@ -205,7 +244,7 @@ fn print_report(out: &mut impl Write, path: &str, report: &Report) -> Result<()>
             output::bytes(report.source_bytes)
         ),
     ]);
-    table.row(["asked", &format!("{} at {} bits per weight (payload)", report.codec, report.asked_bps)]);
+    table.row(["asked", &asked(report)]);
     table.row([
         "quantized",
         &format!(
@@ -230,6 +269,10 @@ fn print_report(out: &mut impl Write, path: &str, report: &Report) -> Result<()>
         table.row(["output head", tie.describe()]);
     }
     table.write(out)?;
+    if !matches!(report.target, QuantizeTarget::PayloadBps(_)) {
+        writeln!(out)?;
+        rates_table(report).write(out)?;
+    }
     for group in &report.fallbacks {
         let (n, weights) = (group.n_tensors, output::count(group.n_weights));
         let names = printable(&some_names(&group.names));
@@ -239,6 +282,46 @@ fn print_report(out: &mut impl Write, path: &str, report: &Report) -> Result<()>
         writeln!(out, "warning: {}", printable(warning))?;
     }
     Ok(())
+}
+
+/// What was asked for, beside what came out where the two are of one kind.
+fn asked(report: &Report) -> String {
+    let codec = &report.codec;
+    let how = report.allocation.name();
+    match report.target {
+        QuantizeTarget::AllInBpw(bpw) => {
+            format!("{codec} at {bpw} bits per weight, all in ({how}); reached {:.4}", report.all_in_bps)
+        }
+        QuantizeTarget::FileBytes(bytes) => {
+            format!(
+                "{codec} in {bytes} bytes ({how}); reached {}, {} left",
+                report.file_bytes,
+                bytes - report.file_bytes
+            )
+        }
+        target => format!("{codec} at {target} bits per weight (payload)"),
+    }
+}
+
+/// What each quantized tensor was asked for and got.
+fn rates_table(report: &Report) -> Table {
+    let mut table = Table::new(1, &["tensor", "weights", "counts", "asked", "payload", "all-in", "error", "SNR dB"]);
+    for t in report.tensors.iter().filter(|t| t.target_bps.is_some()) {
+        let number = |value: Option<f64>, digits: usize| {
+            value.map_or_else(|| "-".to_owned(), |value| format!("{value:.digits$}"))
+        };
+        table.row([
+            t.name.clone(),
+            t.n_weights.to_string(),
+            t.weight.unwrap_or(1.0).to_string(),
+            number(t.target_bps, 3),
+            number(t.payload_bps, 3),
+            number(t.all_in_bps, 3),
+            number(t.relative_error, 5),
+            number(t.snr_db, 2),
+        ]);
+    }
+    table
 }
 
 fn count(report: &Report, action: &str) -> usize {
@@ -255,7 +338,10 @@ fn some_names(names: &[String]) -> String {
 /// What happens to a tensor: `quantize`, `keep` or `skip`, with codec or reason.
 fn describe(item: &PlanItem) -> (&'static str, String) {
     match &item.action {
-        Action::Quantize { spec, target_bps } => ("quantize", format!("{}@{target_bps}", spec.name())),
+        Action::Quantize { spec, target_bps } => {
+            // A chosen rate has as many digits as there are; three say enough.
+            ("quantize", format!("{}@{}", spec.name(), (target_bps * 1e3).round() / 1e3))
+        }
         Action::Keep { reason, fallback: false } => ("keep", reason.clone()),
         Action::Keep { reason, .. } => ("keep", format!("fallback: {reason}")),
         Action::Skip { reason } => ("skip", reason.clone()),

@@ -26,6 +26,13 @@ pub(crate) struct EntryText<'a> {
     pub(crate) data_offsets: [u64; 2],
 }
 
+impl EntryText<'_> {
+    /// The entry as it stands in the header, with the comma before it.
+    pub(crate) fn text(&self) -> serde_json::Result<String> {
+        Ok(format!(",{}:{}", serde_json::to_string(self.name)?, serde_json::to_string(self)?))
+    }
+}
+
 /// Length prefix, JSON and padding, with the checksum filled in. The error says what cannot be written.
 pub(crate) fn write(manifest: &Manifest, entries: &[EntryText<'_>]) -> Result<Vec<u8>, String> {
     let text = |e: serde_json::Error| e.to_string();
@@ -39,10 +46,7 @@ pub(crate) fn write(manifest: &Manifest, entries: &[EntryText<'_>]) -> Result<Ve
     json.push_str(&serde_json::to_string(&manifest).map_err(text)?);
     json.push('}');
     for e in entries {
-        json.push(',');
-        json.push_str(&serde_json::to_string(e.name).map_err(text)?);
-        json.push(':');
-        json.push_str(&serde_json::to_string(e).map_err(text)?);
+        json.push_str(&e.text().map_err(text)?);
     }
     json.push('}');
     let padding = (8 + json.len()).next_multiple_of(ALIGNMENT) - 8 - json.len();

@@ -5,6 +5,7 @@
 
 mod error;
 pub mod file_kind;
+mod forecast;
 mod header;
 mod json;
 mod ledger;
@@ -18,6 +19,7 @@ mod verify;
 mod writer;
 
 pub use error::{ContainerError, Problem};
+pub use forecast::{Forecast, PlaneForecast};
 pub use ledger::{Causes, EntryKind, Ledger, LedgerEntry};
 pub use manifest::{
     BlobEntry, ContainerKind, Digest, FORMAT_MAJOR, FORMAT_MINOR, FormatVersion, GENERATOR, Manifest, NEEDS,

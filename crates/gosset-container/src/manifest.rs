@@ -3,29 +3,54 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use gosset_codec::MatrixHeader;
+use gosset_codec::{CodeHeader, MatrixHeader, SchemeHeader};
 
 use crate::json::bounded_value;
 
 /// Major format version that this crate writes and reads. A step means that older readers cannot understand newer files.
 pub const FORMAT_MAJOR: u32 = 1;
 
-/// Minor format version that this crate writes. A step means additions that older readers may ignore.
-pub const FORMAT_MINOR: u32 = 0;
+/// Highest minor format version that this crate writes and knows all of. A step means additions that older readers may ignore,
+/// or codings that they have no words for and refuse by naming what they need.
+///
+/// 1 added ANS, the entropy-coded trellis and the bit-shift trellis. A file says the lowest version that has all of its codings,
+/// so that one with Rice codes alone is still a file of format 1.0.
+pub const FORMAT_MINOR: u32 = 1;
 
 /// What this crate calls itself in the files it writes.
 pub const GENERATOR: &str = concat!("gosset ", env!("CARGO_PKG_VERSION"));
 
-/// Lowest program version that reads what this crate writes.
-pub const NEEDS: &str = "gosset 0.1.0";
+/// Lowest program version that reads each minor version of the format.
+pub const NEEDS: [&str; FORMAT_MINOR as usize + 1] = ["gosset 0.1.0", "gosset 0.2.0"];
 
 /// Version of the format of one file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FormatVersion {
     /// Steps when older readers cannot understand the file.
     pub major: u32,
-    /// Steps when something is added that older readers may ignore.
+    /// Steps when something is added that older readers may ignore, or refuse because they have no words for it.
     pub minor: u32,
+}
+
+impl FormatVersion {
+    /// The lowest version that has words for all of `tensors`.
+    pub(crate) fn of(tensors: &[TensorEntry]) -> Self {
+        let minor = |t: &TensorEntry| match &t.storage {
+            Storage::Coded { header, .. } if !is_rice(header) => 1,
+            _ => 0,
+        };
+        FormatVersion { major: FORMAT_MAJOR, minor: tensors.iter().map(minor).max().unwrap_or(0) }
+    }
+
+    /// The lowest program version that reads it.
+    pub(crate) fn needs(self) -> &'static str {
+        NEEDS[self.minor.min(FORMAT_MINOR) as usize]
+    }
+}
+
+/// Whether a matrix is under the one coding of format 1.0.
+pub(crate) fn is_rice(header: &MatrixHeader) -> bool {
+    matches!(&header.scheme, SchemeHeader::Lattice(lattice) if matches!(lattice.code, CodeHeader::Rice { .. }))
 }
 
 /// What the tensors of a container are.

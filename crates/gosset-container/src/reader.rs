@@ -13,7 +13,9 @@ use serde::Deserialize;
 
 use crate::error::ContainerError;
 use crate::header::{self, MANIFEST_KEY};
-use crate::manifest::{Digest, FORMAT_MAJOR, FORMAT_MINOR, GENERATOR, Manifest, PlaneEntry, Storage, TensorEntry};
+use crate::manifest::{
+    Digest, FORMAT_MAJOR, FORMAT_MINOR, GENERATOR, Manifest, PlaneEntry, Storage, TensorEntry, is_rice,
+};
 use crate::safetensors_header::{self as st, Header, HeaderProblem, HeaderTensor};
 use crate::{file_kind, names, planes};
 
@@ -459,20 +461,29 @@ fn version_error(path: &Path, probe: &VersionProbe) -> ContainerError {
     }
 }
 
-/// Checks that a coded tensor has no more weights than its planes have bits.
+/// Most weights for each bit of the planes of a tensor that is not under a Rice code.
 ///
-/// Every symbol of a Rice code takes at least one bit, so this holds for all that a writer makes. It bounds what decoding a hostile
-/// file can allocate by a multiple of its size, before any stream is looked at.
+/// No coding comes near it: row scales, lengths and stream ends alone take more than a bit for 64 weights. Every symbol of a Rice
+/// code takes at least one bit, so for that code the limit is one weight.
+const MAX_WEIGHTS_PER_BIT: u64 = 64;
+
+/// Checks that a coded tensor has no more weights than the bits of its planes allow.
+///
+/// It bounds what decoding a hostile file can allocate by a multiple of its size, before any stream is looked at.
 fn check_coded_size(
     header: &MatrixHeader,
     planes: &[PlaneEntry],
     n_bytes: impl Fn(&str) -> Option<u64>,
 ) -> Result<(), String> {
     let bytes = planes.iter().filter_map(|p| n_bytes(&p.name)).fold(0u64, u64::saturating_add);
-    let limit = bytes.saturating_mul(8);
+    let per_bit = if is_rice(header) { 1 } else { MAX_WEIGHTS_PER_BIT };
+    let bits = bytes.saturating_mul(8);
     match header.rows.checked_mul(header.cols) {
-        Some(n) if n <= limit => Ok(()),
-        _ => Err(format!("{} x {} weights, expected at most one for each of {limit} bits", header.rows, header.cols)),
+        Some(n) if n <= bits.saturating_mul(per_bit) => Ok(()),
+        _ => {
+            let (rows, cols) = (header.rows, header.cols);
+            Err(format!("{rows} x {cols} weights, expected at most {per_bit} for each of {bits} bits"))
+        }
     }
 }
 

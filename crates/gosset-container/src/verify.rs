@@ -76,10 +76,11 @@ fn decode_all(decoder: &Decoder<'_>, scratch: &mut DecodeScratch) -> Result<(), 
     let (rows, cols, unit) = (decoder.rows(), decoder.cols(), decoder.row_block());
     let blocks = (BLOCK_VALUES / cols.saturating_mul(unit).max(1)).max(1);
     let step = unit.saturating_mul(blocks).clamp(1, rows.max(1));
-    let mut out = vec![0i32; step * cols];
+    // Values rather than integer points, which not every coding has.
+    let mut out = vec![0f32; step * cols];
     for first in (0..rows).step_by(step) {
         let end = (first + step).min(rows);
-        decoder.decode_points(first..end, &mut out[..(end - first) * cols], scratch)?;
+        decoder.decode_rows_rotated(first..end, &mut out[..(end - first) * cols], scratch)?;
     }
     Ok(())
 }

@@ -12,8 +12,7 @@ use xxhash_rust::xxh3::Xxh3;
 use crate::error::ContainerError;
 use crate::header;
 use crate::manifest::{
-    BlobEntry, ContainerKind, Digest, FORMAT_MAJOR, FORMAT_MINOR, FormatVersion, GENERATOR, Manifest, NEEDS,
-    PlaneEntry, Section, Storage, TensorEntry,
+    BlobEntry, ContainerKind, Digest, FormatVersion, GENERATOR, Manifest, PlaneEntry, Section, Storage, TensorEntry,
 };
 use crate::safetensors_header::dtype_bits;
 use crate::{file_kind, names, planes, temp_file};
@@ -183,21 +182,14 @@ impl Writer {
         let input = |what, expected: String, found: String| {
             E::from(ContainerError::Input { name: name.to_owned(), what, expected, found })
         };
-        let shape64: Vec<u64> = shape.iter().map(|&d| d as u64).collect();
-        let (st_dtype, st_shape) = match dtype_bits(dtype).filter(|bits| bits % 8 == 0) {
-            Some(bits) => {
-                let needs = shape64.iter().try_fold(bits / 8, |n, &d| n.checked_mul(d));
-                if needs != Some(n_bytes) {
-                    return Err(input(
-                        "bytes",
-                        format!("{needs:?} for shape {shape:?} of {dtype}"),
-                        n_bytes.to_string(),
-                    ));
-                }
-                (dtype, shape64)
+        if let Some(bits) = dtype_bits(dtype).filter(|bits| bits % 8 == 0) {
+            let needs = shape.iter().try_fold(bits / 8, |n, &d| n.checked_mul(d as u64));
+            if needs != Some(n_bytes) {
+                let expected = format!("{needs:?} for shape {shape:?} of {dtype}");
+                return Err(input("bytes", expected, n_bytes.to_string()));
             }
-            None => ("U8", vec![n_bytes]),
-        };
+        }
+        let (st_dtype, st_shape) = stored_as(dtype, shape, n_bytes);
         self.claim("tensor", name)?;
         let digest = self.add_bytes(names::raw(name), st_dtype, st_shape, n_bytes, fill)?;
         let storage =
@@ -227,20 +219,9 @@ impl Writer {
         if self.poisoned {
             return Err(ContainerError::Poisoned { path: self.path.clone() });
         }
-        let known = |name: &str| Section { name: name.to_owned(), required: true, planes: Vec::new() };
-        let mut sections = vec![known("tensors"), known("blobs")];
-        sections.append(&mut self.sections);
-        let manifest = Manifest {
-            format: FormatVersion { major: FORMAT_MAJOR, minor: FORMAT_MINOR },
-            generator: GENERATOR.to_owned(),
-            needs: NEEDS.to_owned(),
-            kind: info.kind,
-            sections,
-            tensors: std::mem::take(&mut self.tensors),
-            blobs: std::mem::take(&mut self.blobs),
-            source: info.source,
-            recipe: info.recipe,
-        };
+        let sections = std::mem::take(&mut self.sections);
+        let tensors = std::mem::take(&mut self.tensors);
+        let manifest = manifest(info, sections, tensors, std::mem::take(&mut self.blobs));
         let head = self.header(&manifest)?;
         let io = |what| {
             let path = self.path.clone();
@@ -277,6 +258,15 @@ impl Writer {
             header_bytes: head.len() as u64,
             n_planes: self.placed.len(),
         })
+    }
+
+    /// Bytes before the data if [`finish`](Writer::finish) were called now: length prefix, JSON and padding.
+    ///
+    /// # Errors
+    /// [`ContainerError::Manifest`] if `info` cannot be written.
+    pub fn header_bytes(&self, info: &ManifestInfo) -> Result<u64, ContainerError> {
+        let manifest = manifest(info.clone(), self.sections.clone(), self.tensors.clone(), self.blobs.clone());
+        Ok(self.header(&manifest)?.len() as u64)
     }
 
     /// Length prefix, JSON and padding, with the checksum filled in.
@@ -380,6 +370,36 @@ impl Writer {
             *slot = Some(Spool { file: BufWriter::with_capacity(BUFFER, file), len: 0 });
         }
         Ok(slot.as_mut().expect("filled just above"))
+    }
+}
+
+/// The manifest of these parts: what is written into a header, and what a forecast measures.
+pub(crate) fn manifest(
+    info: ManifestInfo,
+    further_sections: Vec<Section>,
+    tensors: Vec<TensorEntry>,
+    blobs: Vec<BlobEntry>,
+) -> Manifest {
+    let known = |name: &str| Section { name: name.to_owned(), required: true, planes: Vec::new() };
+    let format = FormatVersion::of(&tensors);
+    Manifest {
+        format,
+        generator: GENERATOR.to_owned(),
+        needs: format.needs().to_owned(),
+        kind: info.kind,
+        sections: [known("tensors"), known("blobs")].into_iter().chain(further_sections).collect(),
+        tensors,
+        blobs,
+        source: info.source,
+        recipe: info.recipe,
+    }
+}
+
+/// Dtype and shape in the safetensors layer of a tensor kept bit-exact: its own, or bytes where that layer has no such dtype.
+pub(crate) fn stored_as<'a>(dtype: &'a str, shape: &[usize], n_bytes: u64) -> (&'a str, Vec<u64>) {
+    match dtype_bits(dtype).filter(|bits| bits % 8 == 0) {
+        Some(_) => (dtype, shape.iter().map(|&d| d as u64).collect()),
+        None => ("U8", vec![n_bytes]),
     }
 }
 

@@ -374,7 +374,7 @@ fn i01_versions_name_both_sides() {
     assert!(matches!(with("4294967296", "0"), Err(ContainerError::Version { .. })));
     // A newer minor version that this reader has no words for is told as such, not as damage.
     let header =
-        header.replace(version, "\\\"format\\\":{\\\"major\\\":1,\\\"minor\\\":1}").replacen("rice", "lace", 1);
+        header.replace(version, "\\\"format\\\":{\\\"major\\\":1,\\\"minor\\\":2}").replacen("rice", "lace", 1);
     fs::write(&target, rebuilt(&header, &bytes[8 + len..])).unwrap();
     assert!(matches!(Container::open(&target), Err(ContainerError::Version { .. })));
 }

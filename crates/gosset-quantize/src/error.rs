@@ -265,6 +265,40 @@ pub enum QuantizeError {
         /// Why.
         reason: String,
     },
+    /// A weight names no tensor, or is none.
+    #[error("weight {weight} for {pattern:?}: {reason}")]
+    Weight {
+        /// The pattern.
+        pattern: String,
+        /// The weight.
+        weight: f64,
+        /// Expected and found.
+        reason: String,
+    },
+    /// No choice of rates meets the target.
+    #[error("{codec} cannot make {asked} {unit} of this model, expected from {floor} to {ceiling}")]
+    TargetRange {
+        /// Name of the codec.
+        codec: String,
+        /// The target.
+        asked: f64,
+        /// What the lowest rates give.
+        floor: f64,
+        /// What the highest rates give.
+        ceiling: f64,
+        /// What is counted.
+        unit: &'static str,
+    },
+    /// The finished planes take more than was asked for.
+    #[error(
+        "asked for {asked} bytes, the planes and the header take {found}: rows that have to be stored exactly, or values that no rate fits; ask for more"
+    )]
+    TargetMissed {
+        /// Bytes that were to be kept to.
+        asked: u64,
+        /// Bytes that it would be.
+        found: u64,
+    },
     /// Strict mode, and some tensors would stay wider than asked.
     #[error(
         "strict: {} tensor(s) cannot be quantized: {}",

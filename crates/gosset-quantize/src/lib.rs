@@ -4,6 +4,8 @@
 //! or skipped, and why; [`run`] carries the plan out into one file; [`dequantize`] turns such a file back into a safetensors folder.
 #![forbid(unsafe_code)]
 
+mod allocate;
+mod budget;
 mod dequantize;
 mod error;
 mod observer;
@@ -15,16 +17,18 @@ mod run;
 mod safetensors;
 mod scan;
 mod source;
+mod target;
 mod tie;
 
 pub use dequantize::{DequantizeSummary, FloatDtype, RawDequantizer, check_dequantize_targets, dequantize};
 pub use error::{QuantizeError, SourceError};
 pub use observer::{Event, Observer, Silent};
-pub use options::{Override, OverrideAction, QuantizeOptions};
+pub use options::{Override, OverrideAction, QuantizeOptions, TensorWeight};
 pub use plan::{Action, Plan, PlanEstimate, PlanItem, plan};
 pub use policy::MIN_WEIGHTS;
 pub use report::{Fallback, Report, TensorReport};
 pub use run::run;
 pub use safetensors::SafetensorsSource;
 pub use source::{ModelSource, SourceInfo, TensorInfo};
+pub use target::{Allocation, QuantizeTarget};
 pub use tie::{TIE_KEY, TieDecision, resolve_tie};

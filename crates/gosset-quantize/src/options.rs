@@ -6,6 +6,7 @@ use serde_json::Value;
 use gosset_container::GENERATOR;
 
 use crate::error::QuantizeError;
+use crate::target::{Allocation, QuantizeTarget};
 
 /// Everything that decides the bytes of a container besides its input.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -13,8 +14,15 @@ use crate::error::QuantizeError;
 pub struct QuantizeOptions {
     /// Codec name, for instance `e8-rice`.
     pub codec: String,
-    /// Payload target in bits per quantized weight.
-    pub rate: f64,
+    /// What fixes the rates.
+    #[serde(rename = "rate")]
+    pub target: QuantizeTarget,
+    /// How bits are shared out where the target is not a payload.
+    #[serde(default)]
+    pub allocation: Allocation,
+    /// What the relative error of a tensor counts there, by name; the last one that matches counts, others are 1.
+    #[serde(default)]
+    pub weights: Vec<TensorWeight>,
     /// Asked tile of the randomized Hadamard transform, in columns.
     pub tile: u32,
     /// Seed of its signs.
@@ -39,6 +47,16 @@ pub struct Override {
     pub action: OverrideAction,
 }
 
+/// What the relative error counts of the tensors whose name matches a pattern.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TensorWeight {
+    /// Tensor name in which `*` stands for any run of characters and `?` for one.
+    pub pattern: String,
+    /// The weight, positive.
+    pub weight: f64,
+}
+
 /// What an override does.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -50,18 +68,33 @@ pub enum OverrideAction {
 }
 
 impl QuantizeOptions {
-    /// `codec` at `rate` bits per weight, with the defaults for the rest: tile 128, seed 0, embeddings kept, no overrides, not
-    /// strict, tie by configuration.
+    /// `codec` at a payload of `rate` bits per weight, with the defaults for the rest: tile 128, seed 0, embeddings kept, no
+    /// overrides, not strict, tie by configuration.
     pub fn new(codec: &str, rate: f64) -> Self {
+        Self::with_target(codec, QuantizeTarget::PayloadBps(rate))
+    }
+
+    /// `codec` with that target and the defaults of [`QuantizeOptions::new`] for the rest.
+    pub fn with_target(codec: &str, target: QuantizeTarget) -> Self {
         QuantizeOptions {
             codec: codec.to_owned(),
-            rate,
+            target,
+            allocation: Allocation::default(),
+            weights: Vec::new(),
             tile: 128,
             seed: 0,
             embeddings: None,
             overrides: Vec::new(),
             strict: false,
             tie: None,
+        }
+    }
+
+    /// The payload asked for, in bits per weight; `None` if the target is another.
+    pub fn payload_bps(&self) -> Option<f64> {
+        match self.target {
+            QuantizeTarget::PayloadBps(bps) => Some(bps),
+            _ => None,
         }
     }
 
@@ -107,6 +140,13 @@ impl Override {
         Ok(Override { pattern: pattern.to_owned(), action })
     }
 
+    /// Whether a tensor name matches.
+    pub fn matches(&self, name: &str) -> bool {
+        glob_matches(self.pattern.as_bytes(), name.as_bytes())
+    }
+}
+
+impl TensorWeight {
     /// Whether a tensor name matches.
     pub fn matches(&self, name: &str) -> bool {
         glob_matches(self.pattern.as_bytes(), name.as_bytes())
@@ -160,6 +200,17 @@ mod tests {
         fn patterns_match_as_defined(p in "[ab*?]{0,7}", t in "[ab]{0,7}") {
             prop_assert_eq!(glob_matches(p.as_bytes(), t.as_bytes()), naive(p.as_bytes(), t.as_bytes()));
         }
+    }
+
+    #[test]
+    fn recipes_of_format_1_0_are_read() {
+        let recipe: Value = serde_json::from_str(
+            r#"{"options":{"codec":"e8-rice","rate":4.0,"tile":128,"seed":0,"embeddings":null,"overrides":[{"pattern":"*","action":{"rate":2.5}}],"strict":false,"tie":null},"program":"gosset 0.1.0","verb":"quantize"}"#,
+        )
+        .unwrap();
+        let options = QuantizeOptions::from_recipe(&recipe).unwrap();
+        assert_eq!(options.overrides[0].action, OverrideAction::Rate(2.5));
+        assert_eq!(QuantizeOptions { overrides: Vec::new(), ..options }, QuantizeOptions::new("e8-rice", 4.0));
     }
 
     #[test]

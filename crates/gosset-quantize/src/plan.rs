@@ -1,9 +1,12 @@
 //! Decides what happens to each tensor, before anything is written.
 
-use gosset_codec::{CodecSpec, RotationSpec};
-use gosset_container::ContainerKind;
-use serde_json::Value;
+use std::collections::BTreeMap;
 
+use gosset_codec::{CodecError, CodecInfo, CodecSpec, RateTarget, RotationSpec, codecs};
+use gosset_container::{ContainerKind, ManifestInfo};
+use serde_json::{Value, json};
+
+use crate::budget::{self, Budget, Choice, Planned};
 use crate::error::{QuantizeError, SourceError};
 use crate::options::{OverrideAction, QuantizeOptions};
 use crate::policy::{OUTPUT_HEAD, Role, TOKEN_EMBEDDINGS, role};
@@ -32,6 +35,8 @@ pub struct Plan {
     pub warnings: Vec<String>,
     /// `config.json` with the tie flag as decided, where the file says otherwise.
     pub(crate) patched_config: Option<Vec<u8>>,
+    /// What the run keeps to; `None` if the target is a payload.
+    pub(crate) budget: Option<Budget>,
 }
 
 /// What happens to one tensor.
@@ -103,7 +108,11 @@ pub fn plan(source: &dyn ModelSource, options: &QuantizeOptions) -> Result<Plan,
         spec.check().map_err(QuantizeError::Options)?;
         Ok(spec)
     };
-    let default = spec_at(options.rate)?;
+    let codec = codec_info(&options.codec)?;
+    // Where the target is no payload, the rate of a tensor is chosen below; this one holds its place.
+    let default_bps = options.payload_bps().unwrap_or(codec.min_bps);
+    let default = spec_at(default_bps)?;
+    check_weights(source.tensors(), options)?;
     let embeddings = options.embeddings.map(|rate| spec_at(rate).map(|spec| (spec, rate))).transpose()?;
 
     let info = source.info().clone();
@@ -121,11 +130,12 @@ pub fn plan(source: &dyn ModelSource, options: &QuantizeOptions) -> Result<Plan,
 
     let mut matched = vec![false; options.overrides.len()];
     let mut items = Vec::with_capacity(tensors.len());
+    let mut free = Vec::with_capacity(tensors.len());
     for (index, tensor) in tensors.iter().enumerate() {
         let role = role(tensor, is_model);
         let keep = |reason: &str, fallback| Action::Keep { reason: reason.to_owned(), fallback };
         let mut action = match role {
-            Role::Linear | Role::Matrix => Action::Quantize { spec: default.clone(), target_bps: options.rate },
+            Role::Linear | Role::Matrix => Action::Quantize { spec: default.clone(), target_bps: default_bps },
             Role::Embedding | Role::Head => match &embeddings {
                 Some((spec, rate)) => Action::Quantize { spec: spec.clone(), target_bps: *rate },
                 None if role == Role::Head => keep("output head", false),
@@ -137,11 +147,13 @@ pub fn plan(source: &dyn ModelSource, options: &QuantizeOptions) -> Result<Plan,
             Role::Exact(reason) => keep(reason, false),
             Role::Unable(reason) => keep(reason, true),
         };
+        let mut is_free = matches!(role, Role::Linear | Role::Matrix);
         for (o, seen) in options.overrides.iter().zip(&mut matched) {
             if !o.matches(&tensor.name) {
                 continue;
             }
             *seen = true;
+            is_free = false;
             let impossible = |reason: String| QuantizeError::OverrideImpossible {
                 pattern: o.pattern.clone(),
                 tensor: tensor.name.clone(),
@@ -160,6 +172,7 @@ pub fn plan(source: &dyn ModelSource, options: &QuantizeOptions) -> Result<Plan,
             action = Action::Skip { reason: "tied to the embeddings".to_owned() };
         }
         items.push(item(index, tensor, action)?);
+        free.push(is_free);
     }
     if let Some(i) = matched.iter().position(|m| !m) {
         let pattern = options.overrides[i].pattern.clone();
@@ -179,10 +192,105 @@ pub fn plan(source: &dyn ModelSource, options: &QuantizeOptions) -> Result<Plan,
     } else {
         "tensors: every 2-D float tensor is quantized"
     };
-    Ok(Plan { options: options.clone(), source: info, kind, policy, items, tie, warnings, patched_config })
+    let mut plan = Plan {
+        options: options.clone(),
+        source: info,
+        kind,
+        policy,
+        items,
+        tie,
+        warnings,
+        patched_config,
+        budget: None,
+    };
+    if options.payload_bps().is_none() {
+        choose_rates(&mut plan, source, codec, &free)?;
+    }
+    Ok(plan)
+}
+
+/// Gives the tensors that are `free` the rates that meet the target.
+fn choose_rates(
+    plan: &mut Plan,
+    source: &dyn ModelSource,
+    codec: &CodecInfo,
+    free: &[bool],
+) -> Result<(), QuantizeError> {
+    let planned: Vec<Planned<'_>> = plan
+        .items
+        .iter()
+        .zip(free)
+        .map(|(item, &is_free)| match &item.action {
+            Action::Quantize { spec, .. } => Planned::Coded { tensor: &item.tensor, spec, is_free },
+            Action::Keep { reason, .. } => Planned::Kept { tensor: &item.tensor, reason },
+            Action::Skip { .. } => Planned::Skipped,
+        })
+        .collect();
+    let blobs = source.blobs();
+    let blobs: Vec<(&str, u64)> =
+        blobs.iter().map(|(name, bytes)| (*name, plan.blob(name, bytes).len() as u64)).collect();
+    let Choice { budget, rates } = budget::choose(&plan.options, codec, &planned, &blobs, &plan.manifest_info())?;
+    for (index, rate) in rates {
+        let old = &plan.items[index];
+        if let Action::Quantize { spec, .. } = &old.action {
+            let action = Action::Quantize { spec: at_payload(spec, rate), target_bps: rate };
+            plan.items[index] = item(old.index, &old.tensor, action)?;
+        }
+    }
+    plan.budget = Some(budget);
+    Ok(())
+}
+
+fn codec_info(name: &str) -> Result<&'static CodecInfo, QuantizeError> {
+    let unknown = || QuantizeError::Options(CodecError::UnknownCodec { name: name.to_owned() });
+    codecs().iter().find(|c| c.name == name).ok_or_else(unknown)
+}
+
+/// The specification with another payload.
+pub(crate) fn at_payload(spec: &CodecSpec, payload_bps: f64) -> CodecSpec {
+    CodecSpec { target: RateTarget::PayloadBps(payload_bps), ..spec.clone() }
+}
+
+/// Refuses weights that are none or that no tensor has.
+fn check_weights(tensors: &[TensorInfo], options: &QuantizeOptions) -> Result<(), QuantizeError> {
+    for w in &options.weights {
+        let refuse = |reason: String| QuantizeError::Weight { pattern: w.pattern.clone(), weight: w.weight, reason };
+        if !(w.weight.is_normal() && w.weight > 0.0) {
+            return Err(refuse("expected a positive number".to_owned()));
+        }
+        if !tensors.iter().any(|t| w.matches(&t.name)) {
+            return Err(refuse(format!("it matches none of the {} tensors", tensors.len())));
+        }
+    }
+    Ok(())
 }
 
 impl Plan {
+    /// The side file `name` as it is written.
+    pub(crate) fn blob<'a>(&'a self, name: &str, bytes: &'a [u8]) -> &'a [u8] {
+        match &self.patched_config {
+            Some(patched) if name == "config.json" => patched,
+            _ => bytes,
+        }
+    }
+
+    /// What the container says about its origin.
+    pub(crate) fn manifest_info(&self) -> ManifestInfo {
+        // Tensors by dtype, sorted: what the weights were stored in before.
+        let mut dtypes = BTreeMap::<&str, u64>::new();
+        self.items.iter().for_each(|i| *dtypes.entry(i.tensor.dtype.as_str()).or_default() += 1);
+        let info = &self.source;
+        // Neither name nor path: the same weights give the same bytes wherever they lie.
+        let source = json!({
+            "kind": info.kind,
+            "architecture": info.architecture,
+            "total_bytes": info.total_bytes,
+            "fingerprint": info.fingerprint,
+            "dtypes": dtypes,
+        });
+        ManifestInfo { kind: self.kind, source, recipe: self.options.to_recipe() }
+    }
+
     /// Sizes to expect. Good to a fraction of a percent for models; exact figures are in the report of a run.
     pub fn estimate(&self) -> PlanEstimate {
         let (mut file, mut n_params, mut n_quantized, mut coded, mut largest) = (4096u64, 0u64, 0u64, 0u64, 0u64);
@@ -202,6 +310,9 @@ impl Plan {
             };
             n_params += n;
             file += item.estimated_bytes + n_planes * HEADER_BYTES_PER_PLANE;
+        }
+        if let Some(budget) = &self.budget {
+            file = budget.file_bytes();
         }
         let per = |bits: f64, n: u64| if n == 0 { 0.0 } else { bits / n as f64 };
         PlanEstimate {

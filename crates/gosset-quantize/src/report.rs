@@ -6,6 +6,7 @@ use gosset_container::Causes;
 use serde::Serialize;
 use serde_json::Value;
 
+use crate::target::{Allocation, QuantizeTarget};
 use crate::tie::TieDecision;
 
 /// What a run did. All rates are bits per weight, counted on the bytes of the finished file.
@@ -13,8 +14,10 @@ use crate::tie::TieDecision;
 pub struct Report {
     /// Codec.
     pub codec: String,
-    /// Payload asked for.
-    pub asked_bps: f64,
+    /// What was asked for: a payload as a bare number, or `all_in_bpw` or `file_bytes`.
+    pub target: QuantizeTarget,
+    /// How bits were shared out where the target is no payload.
+    pub allocation: Allocation,
     /// Payload of all quantized tensors: code bits only.
     pub payload_bps: f64,
     /// Everything of the quantized tensors but row scales.
@@ -68,7 +71,7 @@ pub struct TensorReport {
     pub n_weights: u64,
     /// Bytes in the file, the share of the header included.
     pub bytes: u64,
-    /// Payload asked for.
+    /// Payload asked of the codec.
     pub target_bps: Option<f64>,
     /// Code bits only.
     pub payload_bps: Option<f64>,
@@ -76,8 +79,12 @@ pub struct TensorReport {
     pub stream_bps: Option<f64>,
     /// Everything; for a kept tensor too.
     pub all_in_bps: Option<f64>,
+    /// Noise over signal of a quantized tensor, measured on the decoded planes; `None` if nothing was there.
+    pub relative_error: Option<f64>,
     /// Signal-to-noise ratio in dB, measured on the decoded planes; `None` if nothing was lost or nothing was there.
     pub snr_db: Option<f64>,
+    /// What the user said its relative error counts, 1 by default; `None` for tensors that are not quantized.
+    pub weight: Option<f64>,
     /// Rows stored exactly because no scale fits them.
     pub exact_rows: u64,
 }

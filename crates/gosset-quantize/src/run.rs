@@ -4,14 +4,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use gosset_codec::{DecodeScratch, Decoder};
-use gosset_container::{Container, Ledger, ManifestInfo, Writer};
+use gosset_codec::{CodecSpec, DecodeScratch, Decoder, EncodedMatrix};
+use gosset_container::{Container, Ledger, Writer};
 use rayon::prelude::*;
-use serde_json::json;
 
+use crate::budget::{Pace, weight};
 use crate::error::{QuantizeError, SourceError};
 use crate::observer::{Event, Observer};
-use crate::plan::{Action, Plan, PlanItem};
+use crate::plan::{Action, Plan, PlanItem, at_payload};
 use crate::policy::is_float;
 use crate::report::{Report, TensorReport, group_fallbacks};
 use crate::scan::{self, BLOCK_VALUES};
@@ -52,13 +52,14 @@ pub fn run(
     let started = Instant::now();
     let mut weights_done = 0;
     let mut measured = Vec::with_capacity(total);
+    let mut pace = plan.budget.as_ref().map(Pace::new);
     for (index, item) in plan.items.iter().enumerate() {
         if observer.cancelled() {
             return Err(QuantizeError::Cancelled { done: index, total });
         }
         let (tensor, n_weights) = (item.tensor.name.as_str(), item.tensor.n_weights());
         observer.event(&Event::Started { tensor, index, total, n_weights });
-        measured.push(store(item, source, &mut writer)?);
+        measured.push(store(item, index, source, &mut writer, pace.as_mut())?);
         if is_stored(item) {
             weights_done += n_weights;
         }
@@ -66,28 +67,19 @@ pub fn run(
         observer.event(&Event::Finished { tensor, index, total, weights_done, weights_total, elapsed });
     }
     for (name, bytes) in source.blobs() {
-        match &plan.patched_config {
-            Some(patched) if name == "config.json" => writer.add_blob(name, patched)?,
-            _ => writer.add_blob(name, bytes)?,
-        }
+        writer.add_blob(name, plan.blob(name, bytes))?;
     }
     if observer.cancelled() {
         return Err(QuantizeError::Cancelled { done: total, total });
     }
     observer.event(&Event::Writing);
-    let info = source.info();
-    // Neither name nor path: the same weights give the same bytes wherever they lie.
-    let origin = json!({
-        "kind": info.kind,
-        "architecture": info.architecture,
-        "total_bytes": info.total_bytes,
-        "fingerprint": info.fingerprint,
-        "dtypes": dtypes(plan),
-    });
-    let recipe = plan.options.to_recipe();
-    writer.finish(ManifestInfo { kind: plan.kind, source: origin, recipe: recipe.clone() })?;
+    let info = plan.manifest_info();
+    if let Some(pace) = &pace {
+        pace.check(writer.header_bytes(&info)?)?;
+    }
+    writer.finish(info)?;
     let ledger = Container::open(out)?.ledger()?;
-    Ok(report(plan, &ledger, &measured, warnings, recipe))
+    Ok(report(plan, &ledger, &measured, warnings))
 }
 
 /// What was measured on one tensor besides its bytes.
@@ -95,17 +87,12 @@ pub fn run(
 struct Measured {
     energy: Energy,
     exact_rows: u64,
+    /// Payload that was asked of the codec.
+    asked_bps: Option<f64>,
 }
 
 fn is_stored(item: &PlanItem) -> bool {
     !matches!(item.action, Action::Skip { .. })
-}
-
-/// Tensors by dtype, sorted: what the weights were stored in before.
-fn dtypes(plan: &Plan) -> std::collections::BTreeMap<&str, u64> {
-    let mut out = std::collections::BTreeMap::new();
-    plan.items.iter().for_each(|i| *out.entry(i.tensor.dtype.as_str()).or_default() += 1);
-    out
 }
 
 fn scan_all(
@@ -159,20 +146,24 @@ fn scan_all(
     }
 }
 
-fn store(item: &PlanItem, source: &dyn ModelSource, writer: &mut Writer) -> Result<Measured, QuantizeError> {
+fn store(
+    item: &PlanItem,
+    index: usize,
+    source: &dyn ModelSource,
+    writer: &mut Writer,
+    pace: Option<&mut Pace>,
+) -> Result<Measured, QuantizeError> {
     let t = &item.tensor;
     match &item.action {
-        Action::Quantize { spec, .. } => {
+        Action::Quantize { spec, target_bps } => {
             let of_codec = |source| QuantizeError::Codec { tensor: t.name.clone(), source };
-            let (rows, cols) = t.rows_cols();
-            let data = read_all(source, item.index, rows, cols)?;
-            let matrix = spec.check().and_then(|codec| codec.encode_owned(data, rows, cols)).map_err(of_codec)?;
+            let (matrix, asked_bps) = encode(item, index, spec, *target_bps, source, pace)?;
             let decoder = matrix.decoder().map_err(of_codec)?;
             let energy = measure(source, item, &decoder)?;
             let exact_rows = decoder.n_exact_rows() as u64;
             drop(decoder);
             writer.add_matrix(&t.name, &matrix, &t.dtype)?;
-            Ok(Measured { energy, exact_rows })
+            Ok(Measured { energy, exact_rows, asked_bps: Some(asked_bps) })
         }
         Action::Keep { reason, .. } => {
             writer.add_raw_with(&t.name, &t.dtype, &t.shape, t.n_bytes, reason, |out| {
@@ -182,6 +173,34 @@ fn store(item: &PlanItem, source: &dyn ModelSource, writer: &mut Writer) -> Resu
         }
         Action::Skip { .. } => Ok(Measured::default()),
     }
+}
+
+/// The coded tensor and the payload it was asked for: the planned one, or what the budget has for it.
+fn encode(
+    item: &PlanItem,
+    index: usize,
+    spec: &CodecSpec,
+    planned_bps: f64,
+    source: &dyn ModelSource,
+    mut pace: Option<&mut Pace>,
+) -> Result<(EncodedMatrix, f64), QuantizeError> {
+    /// Tries after which what is there is taken; the whole is checked at the end.
+    const MAX_TRIES: usize = 8;
+    let t = &item.tensor;
+    let (rows, cols) = t.rows_cols();
+    let mut asked = pace.as_ref().map_or(planned_bps, |pace| pace.rate(index, planned_bps));
+    for tries in 1.. {
+        let data = read_all(source, item.index, rows, cols)?;
+        let codec = if asked == planned_bps { spec.check() } else { at_payload(spec, asked).check() };
+        let encoded = codec
+            .and_then(|codec| codec.encode_owned(data, rows, cols))
+            .map_err(|source| QuantizeError::Codec { tensor: t.name.clone(), source })?;
+        match pace.as_mut().and_then(|pace| pace.take(index, t, &encoded, asked, tries == MAX_TRIES)) {
+            Some(lower) => asked = lower,
+            None => return Ok((encoded, asked)),
+        }
+    }
+    unreachable!("the last try is taken")
 }
 
 /// All values of a tensor as f32, read in blocks by several threads.
@@ -236,17 +255,15 @@ fn energy(original: &[f32], decoded: &[f32]) -> Energy {
     Energy { signal: signal.iter().sum(), noise: noise.iter().sum() }
 }
 
+fn relative_error(e: Energy) -> Option<f64> {
+    (e.signal > 0.0).then(|| e.noise / e.signal)
+}
+
 fn snr_db(e: Energy) -> Option<f64> {
     (e.signal > 0.0 && e.noise > 0.0).then(|| 10.0 * (e.signal / e.noise).log10())
 }
 
-fn report(
-    plan: &Plan,
-    ledger: &Ledger,
-    measured: &[Measured],
-    mut warnings: Vec<String>,
-    recipe: serde_json::Value,
-) -> Report {
+fn report(plan: &Plan, ledger: &Ledger, measured: &[Measured], mut warnings: Vec<String>) -> Report {
     let mut total = Energy::default();
     let mut tensors = Vec::with_capacity(plan.items.len());
     for (item, m) in plan.items.iter().zip(measured) {
@@ -255,7 +272,7 @@ fn report(
         let entry = ledger.tensor(&item.tensor.name);
         let bytes = entry.map_or(0, |e| e.causes.total_bits() / 8);
         let (action, reason, target_bps) = match &item.action {
-            Action::Quantize { target_bps, .. } => ("quantized", None, Some(*target_bps)),
+            Action::Quantize { target_bps, .. } => ("quantized", None, m.asked_bps.or(Some(*target_bps))),
             Action::Keep { reason, .. } => ("kept", Some(reason.clone()), None),
             Action::Skip { reason } => ("skipped", Some(reason.clone()), None),
         };
@@ -273,7 +290,9 @@ fn report(
             payload_bps: rate.map(|r| r.payload_bps()),
             stream_bps: rate.map(|r| r.stream_bps()),
             all_in_bps: (n_weights > 0 && bytes > 0).then(|| bytes as f64 * 8.0 / n_weights as f64),
+            relative_error: relative_error(m.energy),
             snr_db: snr_db(m.energy),
+            weight: target_bps.map(|_| weight(&plan.options, &item.tensor.name)),
             exact_rows: m.exact_rows,
         });
     }
@@ -292,7 +311,8 @@ fn report(
     let rate = ledger.coded_rate();
     Report {
         codec: plan.options.codec.clone(),
-        asked_bps: plan.options.rate,
+        target: plan.options.target,
+        allocation: plan.options.allocation,
         payload_bps: rate.payload_bps(),
         stream_bps: rate.stream_bps(),
         all_in_bps: rate.all_in_bps(),
@@ -309,7 +329,7 @@ fn report(
         fallbacks: group_fallbacks(fallbacks),
         tensors,
         warnings,
-        recipe,
+        recipe: plan.options.to_recipe(),
     }
 }
 

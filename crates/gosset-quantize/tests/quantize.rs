@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use gosset_codec::DecodeScratch;
 use gosset_container::{Container, ContainerKind, Storage};
 use gosset_quantize::{
-    Action, Event, FloatDtype, ModelSource, Observer, Override, Plan, QuantizeError, QuantizeOptions, Report,
-    SafetensorsSource, Silent, SourceError, TieDecision, check_dequantize_targets, dequantize, plan, run,
+    Action, Event, FloatDtype, ModelSource, Observer, Override, Plan, QuantizeError, QuantizeOptions, QuantizeTarget,
+    Report, SafetensorsSource, Silent, SourceError, TieDecision, check_dequantize_targets, dequantize, plan, run,
 };
 use gosset_tests::t0::{Dtype, T0, safetensors};
 use tempfile::TempDir;
@@ -107,7 +107,7 @@ fn a02_the_report_gives_asked_and_true_rate() {
     let case = Case::of(&T0 { ffn: 172, ..T0::llama() });
     let report = case.quantize(&e8(4.0)).unwrap();
     let bytes = fs::metadata(case.out()).unwrap().len();
-    assert_eq!(report.asked_bps, 4.0);
+    assert_eq!(report.target, QuantizeTarget::PayloadBps(4.0));
     assert_eq!(report.file_bytes, bytes);
     assert_eq!(report.file_bps, bytes as f64 * 8.0 / report.n_params as f64);
     let n: usize = T0 { ffn: 172, ..T0::llama() }.tensors().iter().map(|t| t.values.len()).sum();
@@ -385,7 +385,7 @@ fn g05_the_bytes_are_those_of_every_other_machine() {
     let case = Case::of(&T0::llama());
     case.quantize(&e8(3.25)).unwrap();
     let digest = gosset_container::Digest::of(&fs::read(case.out()).unwrap());
-    assert_eq!(digest.to_string(), "fac5d0b09c3026ce");
+    assert_eq!(digest.to_string(), "1bd42407792871ac");
 }
 
 #[test]

@@ -44,7 +44,7 @@ fn lives_from_one_file(model: &Path) {
         bench.run_args(args.into_iter().chain(["4", "--threads", threads, "--json"].map(AsRef::as_ref))).ok().json()
     };
     let report = quantize(&out, "1");
-    assert_eq!(report["asked_bps"], 4.0);
+    assert_eq!(report["target"], 4.0);
     assert_eq!(report["file_bytes"].as_u64().unwrap(), fs::metadata(&out).unwrap().len());
     ledger_closes(&bench, &out);
 
