@@ -46,14 +46,14 @@ pub struct Row {
     pub decode_mws: f64,
 }
 
-/// Measures a method at a rate. Correctness comes first: what is timed has been checked before.
+/// Measures a method at a rate, and names the type that stood in for it if one did. Correctness comes first: what is timed has been checked before.
 pub(super) fn measure(
     m: &Matrix,
     codec: &str,
     target_bps: f64,
     quantizer: &dyn Quantizer,
     scratch: &Scratch,
-) -> Result<Row> {
+) -> Result<(Row, Option<&'static str>)> {
     let n = m.values.len();
     let (encoded, first) = timed(|| quantizer.encode(m))?;
     let rate = encoded.rate();
@@ -74,7 +74,7 @@ pub(super) fn measure(
         if first < ENOUGH[0] { best_of(ENOUGH[0], || quantizer.encode(m).map(drop))?.min(first) } else { first };
     let decode = best_of(ENOUGH[1], || encoded.decode_for_product(&mut decoded))?;
     let mws = |time: Duration| n as f64 / time.as_secs_f64() / 1e6;
-    Ok(Row {
+    let row = Row {
         source: m.source.clone(),
         codec: codec.to_owned(),
         target_bps,
@@ -86,16 +86,17 @@ pub(super) fn measure(
         gap_bits: ratio.map(|ratio| stream_bps - 0.5 * ratio.log2()),
         encode_mws: mws(encode),
         decode_mws: mws(decode),
-    })
+    };
+    Ok((row, encoded.fallback()))
 }
 
 /// Bits per weight of everything but one scale of 16 bits per row; further scales, those of groups, count.
-fn stream_bps(rate: &Rate, rows: usize) -> f64 {
+pub(super) fn stream_bps(rate: &Rate, rows: usize) -> f64 {
     let scale_bits = (rate.scale_bits + rate.norm_bits).min(SCALE_BITS * rows as u64);
     (rate.total_bits() - scale_bits) as f64 / rate.n as f64
 }
 
-fn mean_squared_error(x: &[f32], y: &[f32]) -> f64 {
+pub(super) fn mean_squared_error(x: &[f32], y: &[f32]) -> f64 {
     x.iter().zip(y).map(|(&a, &b)| (f64::from(a) - f64::from(b)).powi(2)).sum::<f64>() / x.len() as f64
 }
 
@@ -127,7 +128,7 @@ mod tests {
     fn a_row_obeys_the_formulas_of_the_page() {
         let m = Matrix::gaussian(32, 1024, 1);
         for method in methods().iter().filter(|method| method.name.ends_with("-rice")) {
-            let row = measure(&m, &method.name, 3.0, &*method.at(3.0).unwrap(), &Scratch::new().unwrap()).unwrap();
+            let row = measure(&m, &method.name, 3.0, &*method.at(3.0).unwrap(), &Scratch::new().unwrap()).unwrap().0;
             assert!((row.payload_bps - 3.0).abs() < 0.02, "{row:?}");
             assert!(row.payload_bps <= row.stream_bps && row.stream_bps < row.all_in_bps, "{row:?}");
             let bound = 0.5 * (m.variance() / row.mse).log2();
@@ -149,7 +150,7 @@ mod tests {
     fn a_matrix_without_variance_has_no_gap() {
         let m = Matrix { source: "zero".to_owned(), rows: 8, cols: 512, values: vec![0.0; 4096] };
         let method = &methods()[0];
-        let row = measure(&m, &method.name, 3.0, &*method.at(3.0).unwrap(), &Scratch::new().unwrap()).unwrap();
+        let row = measure(&m, &method.name, 3.0, &*method.at(3.0).unwrap(), &Scratch::new().unwrap()).unwrap().0;
         assert_eq!((row.mse, row.snr_db, row.gap_bits), (0.0, None, None));
     }
 }

@@ -1,11 +1,10 @@
 //! What is measured: every codec and every baseline behind one interface.
 
-use std::ops::Range;
 use std::path::Path;
 
-use anyhow::{Context, Result, ensure};
-use gosset_codec::{CodecSpec, DecodeScratch, Decoder, EncodedMatrix, MatRef, Rate, codecs};
-use gosset_container::{Container, ContainerKind, ManifestInfo, Writer};
+use anyhow::{Context, Result};
+use gosset_baselines::{Baseline, Rotation, families, named};
+use gosset_codec::{CodecSpec, Rate, codecs};
 
 use super::matrix::Matrix;
 
@@ -48,7 +47,7 @@ impl Rates {
 /// A method at a rate.
 pub(super) trait Quantizer {
     /// The matrix as bits.
-    fn encode(&self, m: &Matrix) -> Result<Box<dyn Encoded>>;
+    fn encode<'a>(&'a self, m: &Matrix) -> Result<Box<dyn Encoded + 'a>>;
 }
 
 /// A matrix as bits.
@@ -67,6 +66,11 @@ pub(super) trait Encoded {
     /// Writes the matrix in the frame that products are computed in.
     fn decode_for_product(&self, out: &mut [f32]) -> Result<()> {
         self.decode(out)
+    }
+
+    /// The type that stands in for the method because it cannot take this matrix.
+    fn fallback(&self) -> Option<&'static str> {
+        None
     }
 }
 
@@ -87,57 +91,45 @@ pub(super) fn methods() -> Vec<Method> {
         },
         make: Box::new(|rate| Ok(Box::new(CodecSpec::named(info.name, rate)?))),
     });
-    codecs.collect()
+    let baselines = families().into_iter().map(|family| Method {
+        name: family.name.to_owned(),
+        about: family.about.to_owned(),
+        rates: Rates::Only(family.rates),
+        make: Box::new(move |rate| Ok(Box::new(named(family.name, rate, Rotation::DEFAULT)?))),
+    });
+    codecs.chain(baselines).collect()
 }
 
-impl Quantizer for CodecSpec {
-    fn encode(&self, m: &Matrix) -> Result<Box<dyn Encoded>> {
-        Ok(Box::new(self.check()?.encode(MatRef::new(&m.values, m.rows, m.cols)?)?))
+impl Quantizer for Box<dyn Baseline> {
+    fn encode<'a>(&'a self, m: &Matrix) -> Result<Box<dyn Encoded + 'a>> {
+        let encoded = Baseline::encode(&**self, m.rows, m.cols, &m.values)?;
+        Ok(Box::new(BaselineMatrix { method: &**self, rows: m.rows, cols: m.cols, encoded }))
     }
 }
 
-impl Encoded for EncodedMatrix {
+/// A matrix in a baseline's form.
+struct BaselineMatrix<'a> {
+    method: &'a dyn Baseline,
+    rows: usize,
+    cols: usize,
+    encoded: gosset_baselines::Encoded,
+}
+
+impl Encoded for BaselineMatrix<'_> {
     fn rate(&self) -> Rate {
-        EncodedMatrix::rate(self)
+        self.encoded.rate
     }
 
-    fn stored_rate(&self, folder: &Path) -> Result<Option<Rate>> {
-        const NAME: &str = "w";
-        let path = folder.join("w.gosset");
-        let mut writer = Writer::create(&path, true)?;
-        writer.add_matrix(NAME, self, "F32")?;
-        writer.finish(ManifestInfo { kind: ContainerKind::Tensors, source: "rd".into(), recipe: "rd".into() })?;
-        let container = Container::open(&path)?;
-        container.verify()?;
-        let stored = container.coded(NAME)?;
-        ensure!(stored.header() == &self.header, "the header that was read back differs from the one written");
-        let n = (self.header.rows * self.header.cols) as usize;
-        let (mut here, mut there) = (vec![0.0; n], vec![0.0; n]);
-        self.decode(&mut here)?;
-        in_blocks(&stored.decoder()?, &mut there, Decoder::decode_rows)?;
-        let same = here.iter().zip(&there).all(|(a, b)| a.to_bits() == b.to_bits());
-        ensure!(same, "the matrix that was read back differs from the one written");
-        Ok(Some(container.ledger()?.coded_rate()))
+    fn stored_rate(&self, _folder: &Path) -> Result<Option<Rate>> {
+        Ok(None)
     }
 
     fn decode(&self, out: &mut [f32]) -> Result<()> {
-        in_blocks(&self.decoder()?, out, Decoder::decode_rows)
+        out.copy_from_slice(&self.method.decode(self.rows, self.cols, &self.encoded)?);
+        Ok(())
     }
 
-    fn decode_for_product(&self, out: &mut [f32]) -> Result<()> {
-        in_blocks(&self.decoder()?, out, Decoder::decode_rows_rotated)
+    fn fallback(&self) -> Option<&'static str> {
+        self.encoded.fallback
     }
-}
-
-type DecodeRows<'a> =
-    fn(&Decoder<'a>, Range<usize>, &mut [f32], &mut DecodeScratch) -> Result<(), gosset_codec::CodecError>;
-
-/// Decodes all rows in blocks of about 16, as the runtime does.
-fn in_blocks<'a>(decoder: &Decoder<'a>, out: &mut [f32], decode: DecodeRows<'a>) -> Result<()> {
-    let block = decoder.row_block() * 16usize.div_ceil(decoder.row_block());
-    let mut scratch = DecodeScratch::new();
-    for (i, out) in out.chunks_mut(block * decoder.cols()).enumerate() {
-        decode(decoder, i * block..i * block + out.len() / decoder.cols(), out, &mut scratch)?;
-    }
-    Ok(())
 }

@@ -10,6 +10,8 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
 mod args;
+mod codec;
+mod decompose;
 mod matrix;
 mod measure;
 mod method;
@@ -18,10 +20,12 @@ mod scratch;
 mod table;
 
 pub use args::Args;
+pub use decompose::GapParts;
 pub use matrix::Matrix;
 pub use measure::Row;
 
 use args::Target;
+use decompose::REFERENCE;
 use matrix::Choice;
 use progress::Progress;
 use scratch::Scratch;
@@ -41,8 +45,11 @@ pub struct Report {
     pub matrices: Vec<MatrixInfo>,
     /// The measurements.
     pub rows: Vec<Row>,
-    /// What was asked for and not measured, with the reason.
-    pub skipped: Vec<String>,
+    /// Where the distance from one baseline to E8 comes from, if that was asked for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub decomposition: Vec<GapParts>,
+    /// What was asked for and not measured, or measured as something else, with the reason.
+    pub notes: Vec<String>,
 }
 
 /// A matrix that was measured on.
@@ -83,6 +90,9 @@ pub fn run(args: &Args) -> Result<()> {
 type Job = (Matrix, Vec<Target>);
 
 fn measure_all(args: &Args, scratch: &Scratch) -> Result<Report> {
+    if let Some(baseline) = &args.decompose {
+        decompose::grid_dimension(baseline)?;
+    }
     let mut jobs: Vec<Job> = Vec::new();
     for source in &args.source {
         let choice = Choice { rows: args.rows(), cols: args.cols as usize, seed: args.seed, tensors: &args.tensors };
@@ -101,7 +111,8 @@ fn measure_all(args: &Args, scratch: &Scratch) -> Result<Report> {
         threads: 1,
         matrices: Vec::new(),
         rows: Vec::with_capacity(total),
-        skipped: Vec::new(),
+        decomposition: Vec::new(),
+        notes: Vec::new(),
     };
     for (matrix, targets) in &jobs {
         let Matrix { source, rows, cols, .. } = matrix;
@@ -110,6 +121,10 @@ fn measure_all(args: &Args, scratch: &Scratch) -> Result<Report> {
         report.matrices.push(info);
         for target in targets {
             measure_target(matrix, target, scratch, &mut progress, &mut report)?;
+        }
+        if let Some(baseline) = &args.decompose {
+            progress.note(&format!("{source}: from {baseline} to {REFERENCE} by cause"));
+            report.decomposition.extend(decompose::decompose(matrix, baseline)?);
         }
     }
     progress.finish();
@@ -127,7 +142,7 @@ fn measure_target(
     let mut skip = |progress: &Progress, rate: &f64, why: &str| {
         let line = format!("{}: {}@{rate} skipped: {why}", matrix.source, method.name);
         progress.note(&line);
-        report.skipped.push(line);
+        report.notes.push(line);
     };
     for rate in unreachable {
         let why = method.at(*rate).err().map_or_else(String::new, |error| format!("{:#}", error.root_cause()));
@@ -136,8 +151,13 @@ fn measure_target(
     for rate in rates {
         let label = format!("{}@{rate}", method.name);
         progress.begin(&label);
-        let row = measure::measure(matrix, &method.name, *rate, &*method.at(*rate)?, scratch)
+        let (row, fallback) = measure::measure(matrix, &method.name, *rate, &*method.at(*rate)?, scratch)
             .with_context(|| format!("{}: {label}", matrix.source))?;
+        if let Some(fallback) = fallback {
+            let line = format!("{}: {label} is {fallback} here, because of the width", matrix.source);
+            progress.note(&line);
+            report.notes.push(line);
+        }
         let gap = row.gap_bits.map_or_else(String::new, |gap| format!(", gap {gap:.4}"));
         progress.end(&label, &format!("stream {:.4}, mse {:.5}{gap}", row.stream_bps, row.mse));
         report.rows.push(row);

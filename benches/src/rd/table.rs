@@ -6,6 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 
+use super::decompose::REFERENCE;
 use super::{Report, Row};
 
 /// Columns of the CSV: the fields of a row.
@@ -99,6 +100,23 @@ pub(super) fn render(report: &Report) -> String {
             text.push('\n');
         }
     }
+    for (i, parts) in report.decomposition.iter().enumerate() {
+        if i == 0 {
+            let _ = writeln!(text, "\nfrom {} to {REFERENCE}, in bits per weight", parts.codec);
+            let _ =
+                writeln!(text, "  rate     gap  {REFERENCE} gap  index entropy slack  finite codebook loss  source");
+        }
+        let _ = writeln!(
+            text,
+            "{:6.3}  {:.4}  {:.4}  {:19.4}  {:20.4}  {}",
+            parts.target_bps,
+            parts.gap_bits,
+            parts.e8_gap_bits,
+            parts.index_entropy_slack_bits,
+            parts.finite_codebook_loss_bits,
+            parts.source
+        );
+    }
     text
 }
 
@@ -148,7 +166,8 @@ mod tests {
             threads: 1,
             matrices: vec![MatrixInfo { source: "gaussian".to_owned(), rows: 8, cols: 512, variance: 1.0 }],
             rows: vec![row, lossless],
-            skipped: Vec::new(),
+            decomposition: Vec::new(),
+            notes: Vec::new(),
         }
     }
 
