@@ -15,6 +15,8 @@ use crate::plane::{PlaneSet, check_len, required};
 use crate::scheme::StreamError;
 use crate::{CodecError, TrellisHeader};
 
+/// Most values that one bit can hold, by the largest frequency that a table may have.
+const MAX_VALUES_PER_BIT: u64 = 64;
 /// Values that are decoded at a time.
 const CHUNK: usize = 512;
 
@@ -55,6 +57,14 @@ impl<'a> TrellisDecoder<'a> {
         });
         let starts: Vec<usize> = std::iter::once(0).chain(ends).collect();
         check_len(WORDS, words.len(), starts[lengths.len()] as u64)?;
+        // A lane takes a bit in 47 values at least, so that planes vouch for the size.
+        for (stream, &length) in lengths.iter().enumerate() {
+            let n_values = (n - (stream * STREAM_LEN) as u64).min(STREAM_LEN as u64);
+            let (least, len_bits) = (n_values / MAX_VALUES_PER_BIT, 32 * u64::from(length));
+            if len_bits < least {
+                return Err(CodecError::Streams(EntropyError::StreamEnd { consumed: least, len_bits }));
+            }
+        }
         Ok(Self {
             n: n as usize,
             step: header.step,

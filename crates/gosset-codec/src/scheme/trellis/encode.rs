@@ -26,6 +26,12 @@ const TABLES_AROUND: usize = 12;
 const MIN_SHARE: f64 = 0.5;
 /// Bits of a stream besides its symbols: starting states, and half a word of padding.
 const END_BITS: u64 = 40 + 16;
+/// Least share of the payload that remains for the symbols of small matrices, where ends of streams exceed it.
+const MIN_SYMBOL_SHARE: f64 = 15.0 / 16.0;
+/// Values that it takes to look for the rate one bit farther from that of Gaussian data.
+const VALUES_PER_BIT_OF_REACH: f64 = 256.0;
+/// Values below which the payload is judged by its symbols, as whole words are too coarse.
+const FEW_VALUES: usize = 1 << 16;
 
 /// Header, planes and gains of `units` under a trellis with that many states.
 pub(crate) fn encode(states: u32, target: RateTarget, units: &Units<'_>) -> Result<EncodedUnits, CodecError> {
@@ -47,12 +53,15 @@ pub(crate) fn encode(states: u32, target: RateTarget, units: &Units<'_>) -> Resu
         }
         RateTarget::PayloadBps(asked) => {
             let asked = (asked - units.spent_bits as f64 / n).max(MIN_SHARE * asked);
-            let mut search = RateSearch::new(curve, asked, max_alpha);
+            let end_bps = (END_BITS * n_streams(units) as u64) as f64 / n;
+            // What the ends of small matrices take beyond that is not charged.
+            let excess = (end_bps - (1.0 - MIN_SYMBOL_SHARE) * asked).max(0.0);
+            let mut search = RateSearch::new(curve, asked, max_alpha, n);
             let mut setting = search.next();
             for _ in 0..MAX_ATTEMPTS {
                 let (table, bps) = sample(code, setting, units);
                 // Encoding with another table changes the points, so that an attempt only counts with its own.
-                let settled = search.add(bps).abs() < SAMPLE_ERROR_BPS && table == setting.table;
+                let settled = search.add(bps - excess).abs() < SAMPLE_ERROR_BPS && table == setting.table;
                 setting = Setting { table, ..if settled { setting } else { search.next() } };
                 if settled {
                     break;
@@ -60,10 +69,11 @@ pub(crate) fn encode(states: u32, target: RateTarget, units: &Units<'_>) -> Resu
             }
             let mut search = search.restarted(setting);
             let mut best: Option<(f64, Setting, Vec<CodedStream>)> = None;
-            for _ in 0..MAX_ATTEMPTS {
+            let max_attempts = if units.values.len() < FEW_VALUES { 1 } else { MAX_ATTEMPTS };
+            for _ in 0..max_attempts {
                 let streams = encode_streams(code, setting, units)?;
                 let n_words: usize = streams.iter().map(|stream| stream.words.len()).sum();
-                let error = search.add(32.0 * n_words as f64 / n).abs();
+                let error = search.add(32.0 * n_words as f64 / n - excess).abs();
                 if best.as_ref().is_none_or(|(least, ..)| error < *least) {
                     best = Some((error, setting, streams));
                 }
@@ -105,13 +115,17 @@ struct RateSearch {
     max_alpha: f64,
     /// Payload of Gaussian data at the alpha that is tried.
     at: f64,
+    /// How far that may be from what is asked.
+    reach: f64,
     /// The same of the last attempt, and what it gave.
     last: Option<(f64, f64)>,
 }
 
 impl RateSearch {
-    fn new(curve: Curve, asked: f64, max_alpha: f64) -> Self {
-        Self { curve, asked, max_alpha, at: asked, last: None }
+    /// A search for `n` values, which starts with the alpha of Gaussian data.
+    fn new(curve: Curve, asked: f64, max_alpha: f64, n: f64) -> Self {
+        // What a few values happen to take says little: they are coded near the alpha of Gaussian data.
+        Self { curve, asked, max_alpha, at: asked, reach: n / VALUES_PER_BIT_OF_REACH, last: None }
     }
 
     /// The same search with no attempts, from a setting on.
@@ -134,7 +148,8 @@ impl RateSearch {
             _ => 1.0,
         };
         self.last = Some((self.at, found));
-        self.at += (self.asked - found) / slope;
+        let at = self.at + (self.asked - found) / slope;
+        self.at = at.clamp(self.asked - self.reach, self.asked + self.reach);
         found - self.asked
     }
 }
@@ -142,7 +157,7 @@ impl RateSearch {
 /// The table that codes a sample best once `setting` has encoded it, and the payload that the sample takes with the one of
 /// `setting`, in bits per value.
 fn sample(code: TrellisCode, setting: Setting, units: &Units<'_>) -> (u16, f64) {
-    let n_streams = units.values.len().div_ceil(STREAM_LEN);
+    let n_streams = n_streams(units);
     let n_sampled = n_streams.min(SAMPLE_STREAMS);
     let table = family_table(setting.table);
     let quantizer = table.quantizer();
@@ -163,6 +178,10 @@ fn sample(code: TrellisCode, setting: Setting, units: &Units<'_>) -> (u16, f64) 
 
 fn family_table(index: u16) -> Table {
     Table::get(index).expect("the index is one of the family")
+}
+
+fn n_streams(units: &Units<'_>) -> usize {
+    units.values.len().div_ceil(STREAM_LEN)
 }
 
 fn stream_values<'a>(units: &Units<'a>, stream: usize) -> &'a [f32] {
@@ -226,7 +245,7 @@ fn encode_streams(code: TrellisCode, setting: Setting, units: &Units<'_>) -> Res
     let table = family_table(setting.table);
     let quantizer = table.quantizer();
     let tables = table.freqs().each_ref().map(EncodeTable::new);
-    let streams = parallel::map_indexed(units.values.len().div_ceil(STREAM_LEN), |index| {
+    let streams = parallel::map_indexed(n_streams(units), |index| {
         let values = stream_values(units, index);
         let Stream { points } = Stream::search(code, &quantizer, setting.alpha, values);
         let mut words = Vec::new();

@@ -16,6 +16,8 @@ mod decode;
 mod encode;
 mod family;
 mod family_table;
+#[cfg(test)]
+mod tests;
 mod train;
 
 pub(crate) use decode::TrellisDecoder;
