@@ -55,7 +55,9 @@ impl ShiftLayout {
         let (Some(n_strings), Some(n_steps)) = (n_strings, n_steps) else { return Err(too_many) };
         let n_bits = n_steps.checked_mul(spec.step_bits() as usize).and_then(|bits| bits.checked_mul(n_strings));
         match n_bits.and(rows.checked_mul(cols)) {
-            Some(_) if n_steps * spec.step_bits() as usize / 32 <= MAX_WORDS => Ok(Self { spec, rows, cols, n_strings, n_steps }),
+            Some(_) if n_steps * spec.step_bits() as usize / 32 <= MAX_WORDS => {
+                Ok(Self { spec, rows, cols, n_strings, n_steps })
+            }
             _ => Err(too_many),
         }
     }
@@ -206,11 +208,24 @@ mod tests {
 
     #[test]
     fn a_row_is_rounded_up_to_whole_words() {
-        for (bits, cols, words) in
-            [(2, 1, 1), (2, 16, 1), (2, 17, 2), (3, 1, 3), (3, 32, 3), (3, 33, 6), (4, 8, 1), (5, 33, 10), (6, 16, 3), (8, 5, 2)]
-        {
+        for (bits, cols, words) in [
+            (2, 1, 1),
+            (2, 16, 1),
+            (2, 17, 2),
+            (3, 1, 3),
+            (3, 32, 3),
+            (3, 33, 6),
+            (4, 8, 1),
+            (5, 33, 10),
+            (6, 16, 3),
+            (8, 5, 2),
+        ] {
             let layout = ShiftLayout::new(spec(bits, ShiftOrder::Rows), 7, cols).unwrap();
-            assert_eq!((layout.words_per_string(), layout.n_words()), (words, 7 * words), "{bits} bits, {cols} columns");
+            assert_eq!(
+                (layout.words_per_string(), layout.n_words()),
+                (words, 7 * words),
+                "{bits} bits, {cols} columns"
+            );
             assert!(layout.words_per_string() * 32 >= cols * usize::from(bits));
         }
     }

@@ -56,7 +56,8 @@ impl ShiftSpec {
     /// # Errors
     /// [`TrellisError::Parameter`] for bits or a state that there are not.
     pub fn check(self) -> Result<ShiftTrellis, TrellisError> {
-        let parameter = |name, expected, found: u8| Err(TrellisError::Parameter { name, expected, found: found.into() });
+        let parameter =
+            |name, expected, found: u8| Err(TrellisError::Parameter { name, expected, found: found.into() });
         if !Self::BITS.contains(&self.bits) {
             return parameter("bits per weight", "2, 3, 4, 5, 6 or 8", self.bits);
         }

@@ -219,9 +219,8 @@ unsafe fn decode_avx2(tables: &DecodeTables, words: &[u32], out: &mut [f32]) {
         // A shift by 32 gives zero.
         let left = _mm256_sub_epi32(_mm256_set1_epi32(32), right);
         let window = _mm256_or_si256(_mm256_srlv_epi32(newer, right), _mm256_sllv_epi32(older, left));
-        let index = |i: usize| {
-            _mm256_srli_epi32::<{ 32 - INDEX_BITS as i32 }>(_mm256_mullo_epi32(window, multipliers[i]))
-        };
+        let index =
+            |i: usize| _mm256_srli_epi32::<{ 32 - INDEX_BITS as i32 }>(_mm256_mullo_epi32(window, multipliers[i]));
         // SAFETY: indices have ten bits and tables 1024 entries; `out` takes the weights of eight steps.
         unsafe {
             let to = out.as_mut_ptr();
