@@ -17,11 +17,13 @@ use plotters::{
 use super::series::{Look, Marker, Series};
 
 /// Width and height in pixels; the legend takes the right part.
-const SIZE: (u32, u32) = (1000, 600);
+const SIZE: (u32, u32) = (1000, 640);
 const LEGEND_WIDTH: u32 = 210;
 const TITLE_HEIGHT: u32 = 56;
+/// Characters of the line below the title.
+const MAX_SUBTITLE: usize = 145;
 /// Height of a line of the legend.
-const LINE_HEIGHT: i32 = 18;
+const LINE_HEIGHT: i32 = 16;
 const INK: RGBColor = RGBColor(40, 40, 40);
 const FAINT: RGBColor = RGBColor(225, 225, 225);
 
@@ -116,7 +118,7 @@ impl Chart<'_> {
     fn draw(&self, root: &Area<'_>) -> Result<(), Box<dyn std::error::Error>> {
         let (head, body) = root.split_vertically(TITLE_HEIGHT);
         head.draw(&Text::new(self.title.to_owned(), (14, 8), font(22, FontStyle::Bold)))?;
-        head.draw(&Text::new(self.subtitle.to_owned(), (14, 34), font(14, FontStyle::Normal)))?;
+        head.draw(&Text::new(shortened(self.subtitle), (14, 34), font(14, FontStyle::Normal)))?;
         let (plot, legend) = body.split_horizontally(SIZE.0 - LEGEND_WIDTH);
         let mut builder = ChartBuilder::on(&plot);
         builder.margin(10).x_label_area_size(46).y_label_area_size(62);
@@ -194,8 +196,10 @@ impl Chart<'_> {
     }
 
     fn draw_legend(&self, area: &Area<'_>) -> Result<(), Box<dyn std::error::Error>> {
-        for (i, series) in self.series.iter().enumerate() {
-            let y = 18 + LINE_HEIGHT * i as i32;
+        let is_seen = |series: &&Series| series.points.iter().any(|point| self.is_visible(point));
+        let (seen, unseen): (Vec<&Series>, Vec<&Series>) = self.series.iter().partition(is_seen);
+        let mut y = 10;
+        for series in seen {
             let style = series.look.color.stroke_width(2);
             let ends = [(4, y), (34, y)];
             if series.look.dashed {
@@ -204,12 +208,28 @@ impl Chart<'_> {
                 area.draw(&PathElement::new(ends, style))?;
             }
             area.draw(&(EmptyElement::at((19, y)) + marker(series.look, (0, 0))))?;
-            let is_seen = series.points.iter().any(|point| self.is_visible(point));
-            let name = if is_seen { series.name.clone() } else { format!("{} (off the scale)", series.name) };
-            area.draw(&Text::new(name, (42, y - 7), font(15, FontStyle::Normal)))?;
+            area.draw(&Text::new(series.name.clone(), (42, y - 7), font(15, FontStyle::Normal)))?;
+            y += LINE_HEIGHT;
+        }
+        if !unseen.is_empty() {
+            area.draw(&Text::new("off the scale:", (4, y), font(14, FontStyle::Normal)))?;
+        }
+        for pair in unseen.chunks(2) {
+            y += LINE_HEIGHT;
+            let names: Vec<&str> = pair.iter().map(|series| series.name.as_str()).collect();
+            area.draw(&Text::new(names.join(", "), (14, y), font(14, FontStyle::Normal)))?;
         }
         Ok(())
     }
+}
+
+/// What fits in one line; the file that a plot is made from has the whole.
+fn shortened(text: &str) -> String {
+    let mut short: String = text.chars().take(MAX_SUBTITLE).collect();
+    if short.len() < text.len() {
+        short.push('…');
+    }
+    short
 }
 
 fn font(size: u32, style: FontStyle) -> TextStyle<'static> {
