@@ -45,6 +45,16 @@ const fn class_bias(union: u32, shift: u32) -> i32 {
     if union & 1 == 0 { (1 << shift) >> 1 } else { 0 }
 }
 
+/// The tables of one union: the entry of an index is `((index + bias) >> shift)`, limited to -`reach` … `reach` - 1, plus
+/// `reach`, which is below the length of both.
+pub(super) struct Lookup<'a> {
+    pub shift: u32,
+    pub bias: i32,
+    pub reach: i32,
+    pub offsets: &'a [f32],
+    pub costs: &'a [f32],
+}
+
 /// Reconstruction values and costs of all grid points: what the Viterbi search and the decoder need besides the code.
 ///
 /// A point y = 2 index + union stands for the value y + offset, in grid steps, and costs a number in squared grid steps:
@@ -102,6 +112,13 @@ impl Quantizer {
     fn entry(&self, union: u32, index: i32) -> usize {
         let (class, _) = index_class(union, index, self.shift);
         (class.clamp(-self.reach, self.reach - 1) + self.reach) as usize
+    }
+
+    /// The tables of a union, for vector instructions.
+    pub(super) fn lookup(&self, union: u32) -> Lookup<'_> {
+        let Union { offsets, costs } = &self.unions[(union & 1) as usize];
+        let bias = class_bias(union, self.shift);
+        Lookup { shift: self.shift, bias, reach: self.reach, offsets, costs }
     }
 
     /// Least cost of approximating `x` by a point of the subset (`union`, `z1`), and the index of that point.

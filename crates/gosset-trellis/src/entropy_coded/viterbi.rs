@@ -92,19 +92,7 @@ pub(super) trait Simd: Copy {
     /// The smaller of each lane, and the bits of the lanes where `b` is smaller.
     fn min(self, a: Self::Register, b: Self::Register) -> (Self::Register, u8);
     /// Least costs of the four subsets (union, z1), as rows 2 union + z1.
-    fn metrics(self, quantizer: &Quantizer, x: &[f32; LANES]) -> [[f32; LANES]; 4];
-}
-
-/// Least costs of the four subsets, one value after the other.
-#[inline(always)]
-pub(super) fn metrics(quantizer: &Quantizer, x: &[f32; LANES]) -> [[f32; LANES]; 4] {
-    let mut out = [[0.0; LANES]; 4];
-    for (subset, out) in (0..).zip(&mut out) {
-        for (x, out) in x.iter().zip(out) {
-            *out = quantizer.best(*x, subset >> 1, subset & 1).0;
-        }
-    }
-    out
+    fn metrics(self, quantizer: &Quantizer, x: &[f32; LANES]) -> [Self::Register; 4];
 }
 
 /// Fills `decisions` and returns the best final state of each lane.
@@ -118,9 +106,13 @@ pub(super) fn forward<S: Simd, const N: usize>(simd: S, job: &Forward<'_>, decis
     for (step, (x, decisions)) in job.steps.iter().zip(decisions).enumerate() {
         let mut metrics = simd.metrics(job.quantizer, x);
         if step >= job.whole_steps {
-            metrics.iter_mut().for_each(|m| m[job.last_lanes..].fill(0.0));
+            for metric in &mut metrics {
+                let mut lanes = [0.0; LANES];
+                simd.store(&mut lanes, *metric);
+                lanes[job.last_lanes..].fill(0.0);
+                *metric = simd.load(&lanes);
+            }
         }
-        let metrics = metrics.map(|m| simd.load(&m));
         for i in 0..N / 2 {
             let (even, even1) = (2 * i, 2 * (i ^ taps1) % N);
             let a = simd.add(simd.load(&before[even]), metrics[0]);

@@ -1,6 +1,6 @@
 //! Plain Rust.
 
-use crate::entropy_coded::viterbi::{Simd, metrics};
+use crate::entropy_coded::viterbi::Simd;
 use crate::entropy_coded::{LANES, Quantizer};
 
 /// Eight lanes in an array.
@@ -34,6 +34,6 @@ impl Simd for Scalar {
 
     #[inline(always)]
     fn metrics(self, quantizer: &Quantizer, x: &[f32; LANES]) -> [[f32; LANES]; 4] {
-        metrics(quantizer, x)
+        [0, 1, 2, 3].map(|subset| x.map(|x| quantizer.best(x, subset >> 1, subset & 1).0))
     }
 }

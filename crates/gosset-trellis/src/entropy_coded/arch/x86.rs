@@ -2,7 +2,8 @@
 
 use core::arch::x86_64::*;
 
-use crate::entropy_coded::viterbi::{Forward, Simd, forward, metrics};
+use crate::entropy_coded::quantizer::Lookup;
+use crate::entropy_coded::viterbi::{Forward, Simd, forward};
 use crate::entropy_coded::{LANES, Quantizer};
 
 /// Proof that this machine has AVX2: only [`detect`](Self::detect) makes a value.
@@ -59,7 +60,44 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn metrics(self, quantizer: &Quantizer, x: &[f32; LANES]) -> [[f32; LANES]; 4] {
-        metrics(quantizer, x)
+    fn metrics(self, quantizer: &Quantizer, x: &[f32; LANES]) -> [__m256; 4] {
+        let x = self.load(x);
+        let (even, odd) = (quantizer.lookup(0), quantizer.lookup(1));
+        [best(self, &even, x, 0, 0), best(self, &even, x, 0, 1), best(self, &odd, x, 1, 0), best(self, &odd, x, 1, 1)]
+    }
+}
+
+/// Least costs of a subset: the arithmetic of [`Quantizer::best`], whose tables are read by gathers.
+#[inline(always)]
+fn best(simd: Avx2, lookup: &Lookup<'_>, x: __m256, union: i32, z1: i32) -> __m256 {
+    // SAFETY: `simd` proves AVX2.
+    unsafe {
+        let place = _mm256_sub_ps(x, _mm256_set1_ps((2 * z1 + union) as f32));
+        let floor = _mm256_cvttps_epi32(_mm256_floor_ps(_mm256_mul_ps(place, _mm256_set1_ps(0.25))));
+        let lower = _mm256_add_epi32(_mm256_slli_epi32::<1>(floor), _mm256_set1_epi32(z1));
+        let upper = _mm256_add_epi32(lower, _mm256_set1_epi32(2));
+        let (a, b) = (cost_of(simd, lookup, x, union, lower), cost_of(simd, lookup, x, union, upper));
+        _mm256_min_ps(b, a)
+    }
+}
+
+/// Costs of approximating `x` by the points of a union with the given indices.
+#[inline(always)]
+fn cost_of(_: Avx2, lookup: &Lookup<'_>, x: __m256, union: i32, index: __m256i) -> __m256 {
+    let len = 2 * lookup.reach as usize;
+    assert!(lookup.reach > 0 && lookup.offsets.len() == len && lookup.costs.len() == len);
+    // SAFETY: the first argument proves AVX2. Entries are limited to 0 … 2·reach - 1 before the gathers, which is inside of
+    // both tables by the assertion above.
+    unsafe {
+        let biased = _mm256_add_epi32(index, _mm256_set1_epi32(lookup.bias));
+        let class = _mm256_sra_epi32(biased, _mm_cvtsi32_si128(lookup.shift as i32));
+        let class = _mm256_max_epi32(class, _mm256_set1_epi32(-lookup.reach));
+        let class = _mm256_min_epi32(class, _mm256_set1_epi32(lookup.reach - 1));
+        let entry = _mm256_add_epi32(class, _mm256_set1_epi32(lookup.reach));
+        let offset = _mm256_i32gather_ps::<4>(lookup.offsets.as_ptr(), entry);
+        let cost = _mm256_i32gather_ps::<4>(lookup.costs.as_ptr(), entry);
+        let point = _mm256_add_epi32(_mm256_slli_epi32::<1>(index), _mm256_set1_epi32(union));
+        let error = _mm256_sub_ps(x, _mm256_add_ps(_mm256_cvtepi32_ps(point), offset));
+        _mm256_add_ps(_mm256_mul_ps(error, error), cost)
     }
 }
