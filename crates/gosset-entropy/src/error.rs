@@ -136,6 +136,13 @@ pub enum EntropyError {
     },
     /// An escape of an ANS stream holds no 32-bit value.
     Escape,
+    /// An ANS stream is too short to hold so many symbols, however cheap they are.
+    StreamTooShort {
+        /// Symbols expected in it.
+        n_symbols: u64,
+        /// Words that it has.
+        n_words: u64,
+    },
 }
 
 impl fmt::Display for EntropyError {
@@ -196,6 +203,13 @@ impl fmt::Display for EntropyError {
                 write!(
                     f,
                     "stream: expected {padding_bits} zero bits after the last symbol, found last word {last_word:#010x}"
+                )
+            }
+            Self::StreamTooShort { n_symbols, n_words } => {
+                write!(
+                    f,
+                    "stream: expected at least {} words for {n_symbols} symbols, found {n_words}",
+                    n_symbols.div_ceil(2048)
                 )
             }
             Self::Escape => f.write_str("escape: expected a value of 32 bits, found a longer one"),

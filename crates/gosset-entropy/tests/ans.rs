@@ -1,4 +1,5 @@
 //! Laws of the ANS coder.
+#![allow(clippy::unwrap_used, reason = "helpers of tests, which fail by panicking")]
 
 use gosset_entropy::EntropyError;
 use gosset_entropy::ans::{DecodeTable, EncodeTable, FreqTable, LANES, MAX_FREQ, StreamDecoder, StreamEncoder};

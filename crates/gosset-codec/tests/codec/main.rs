@@ -1,6 +1,7 @@
 //! Laws of the codec on whole matrices.
 #![allow(clippy::unwrap_used, reason = "helpers of tests, which fail by panicking")]
 
+mod ans;
 mod damage;
 mod determinism;
 mod ladder;

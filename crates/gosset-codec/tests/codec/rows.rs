@@ -29,7 +29,7 @@ fn odd_rows() -> (Vec<f32>, usize) {
 fn odd_rows_come_back_exactly_or_within_the_usual_error() {
     let (x, rows) = odd_rows();
     for rotation in [RotationSpec::None, RotationSpec::DEFAULT] {
-        for name in ["e8-rice", "d4-rice", "a2-rice", "z-rice"] {
+        for name in ["e8-rice", "d4-rice", "a2-rice", "z-rice", "e8", "d4", "a2", "z"] {
             let spec = CodecSpec { rotation: rotation.clone(), ..spec(name, 6.0) };
             let encoded = encode(&spec.check().unwrap(), &x, rows, COLS);
             for plane in &encoded.planes {
@@ -68,7 +68,7 @@ fn exact_rows_are_rotated_with_the_others() {
 
 #[test]
 fn matrices_without_information_are_fine() {
-    for name in ["e8-rice", "d4-rice", "a2-rice", "z-rice"] {
+    for name in ["e8-rice", "d4-rice", "a2-rice", "z-rice", "e8", "d4", "a2", "z"] {
         for value in [0.0, -0.0, 1.0, -3.25, 1e-42, 3e38] {
             for rotation in [RotationSpec::None, RotationSpec::DEFAULT] {
                 let spec = CodecSpec { rotation, ..spec(name, 5.0) };

@@ -10,7 +10,7 @@ const SHAPES: [(usize, usize); 6] = [(150, 210), (33, 300), (7, 65), (1, 1), (3,
 #[test]
 fn off_grid_shapes_keep_shape_and_quality() {
     for (rows, cols) in SHAPES {
-        for name in ["e8-rice", "d4-rice", "a2-rice", "z-rice"] {
+        for name in ["e8-rice", "d4-rice", "a2-rice", "z-rice", "e8", "d4", "a2", "z"] {
             let x = gaussian(rows * cols, 21);
             let encoded = encode(&spec(name, 6.0).check().unwrap(), &x, rows, cols);
             assert_eq!((encoded.header.rows, encoded.header.cols), (rows as u64, cols as u64));
@@ -53,7 +53,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
     #[test]
-    fn row_ranges_are_slices_of_the_whole(rows in 1usize..60, cols in 1usize..600, start: prop::sample::Index, len: prop::sample::Index, name in prop::sample::select(&["e8-rice", "d4-rice", "a2-rice", "z-rice"][..]), tiny in 0usize..60) {
+    fn row_ranges_are_slices_of_the_whole(rows in 1usize..60, cols in 1usize..600, start: prop::sample::Index, len: prop::sample::Index, name in prop::sample::select(&["e8-rice", "d4-rice", "a2-rice", "z-rice", "e8", "d4", "a2", "z"][..]), tiny in 0usize..60) {
         let mut x = gaussian(rows * cols, 23);
         if tiny < rows {
             x[tiny * cols..][..cols].fill(-1e-42);

@@ -63,6 +63,8 @@ pub use encode::StreamEncoder;
 pub use freq::FreqTable;
 pub use table::{DecodeTable, EncodeTable};
 
+use crate::EntropyError;
+
 /// Base-two logarithm of the number of slots of a table, and the number of bits of a state.
 pub const TABLE_LOG: u32 = 10;
 /// Slots of a table, and the sum of its frequencies.
@@ -81,3 +83,16 @@ pub const COST_BITS: u32 = 16;
 pub const MAX_SYMBOL_BITS: u32 = TABLE_LOG;
 /// Bits that may be taken after a refill.
 pub const REFILL_BITS: u32 = 32;
+/// A stream of b bits holds fewer symbols than this many times b.
+pub const MAX_SYMBOLS_PER_BIT: u64 = 64;
+
+/// Checks that a stream of `n_words` words can hold `n_symbols` symbols, before anything is allocated for them.
+///
+/// # Errors
+/// [`EntropyError::StreamTooShort`].
+pub fn check_len(n_symbols: u64, n_words: u64) -> Result<(), EntropyError> {
+    if n_symbols > n_words.saturating_mul(32 * MAX_SYMBOLS_PER_BIT) {
+        return Err(EntropyError::StreamTooShort { n_symbols, n_words });
+    }
+    Ok(())
+}

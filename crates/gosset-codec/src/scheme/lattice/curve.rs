@@ -2,7 +2,7 @@
 
 use gosset_lattice::LatticeKind;
 
-use super::curve_table;
+use super::{ans_curve_table, curve_table};
 use crate::CodeKind;
 
 /// A point of the curve.
@@ -27,14 +27,15 @@ pub(crate) struct Curve {
 impl Curve {
     /// The curve of a lattice under a code.
     pub(crate) fn of(lattice: LatticeKind, code: CodeKind) -> Self {
-        if code != CodeKind::Rice {
-            unimplemented!("no name leads here yet")
-        }
-        let points: &[[f64; 3]] = match lattice {
-            LatticeKind::Z => &curve_table::Z_RICE,
-            LatticeKind::A2 => &curve_table::A2_RICE,
-            LatticeKind::D4 => &curve_table::D4_RICE,
-            LatticeKind::E8 => &curve_table::E8_RICE,
+        let points: &[[f64; 3]] = match (lattice, code) {
+            (LatticeKind::Z, CodeKind::Rice) => &curve_table::Z_RICE,
+            (LatticeKind::A2, CodeKind::Rice) => &curve_table::A2_RICE,
+            (LatticeKind::D4, CodeKind::Rice) => &curve_table::D4_RICE,
+            (LatticeKind::E8, CodeKind::Rice) => &curve_table::E8_RICE,
+            (LatticeKind::Z, CodeKind::Ans) => &ans_curve_table::Z_ANS,
+            (LatticeKind::A2, CodeKind::Ans) => &ans_curve_table::A2_ANS,
+            (LatticeKind::D4, CodeKind::Ans) => &ans_curve_table::D4_ANS,
+            (LatticeKind::E8, CodeKind::Ans) => &ans_curve_table::E8_ANS,
         };
         Self { points }
     }

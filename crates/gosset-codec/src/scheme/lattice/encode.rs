@@ -6,7 +6,8 @@ use gosset_entropy::rice::{self, accumulate_by_class};
 use gosset_entropy::{EncodedPage, PageBuilder, RiceFit, STREAM_LEN, STREAMS_PER_PAGE, StreamTable};
 use gosset_lattice::{BitStrip, LatticeKind, LatticeVisitor};
 
-use super::{BASES, LENGTHS, WORDS, target};
+use super::ans::stats::AnsStats;
+use super::{BASES, LENGTHS, WORDS, ans, target};
 use crate::plane::PlaneData;
 use crate::scheme::{EncodedUnits, Units};
 use crate::{
@@ -23,7 +24,7 @@ const TASK_STREAMS: usize = 32;
 pub(crate) fn encode(
     lattice: LatticeKind,
     code: CodeKind,
-    _gain: Gain,
+    gain: Gain,
     target: RateTarget,
     units: &Units<'_>,
 ) -> Result<EncodedUnits, CodecError> {
@@ -35,25 +36,35 @@ pub(crate) fn encode(
             if found > MAX_SCALED {
                 return Err(CodecError::Magnitude { row: units.peak_row, found, max: MAX_SCALED });
             }
-            (alpha, count_symbols(lattice, units.values, alpha, 1))
+            (alpha, count_symbols(lattice, code, units.values, alpha, 1))
         }
     };
-    match code {
-        CodeKind::Rice => {
+    let (code, planes, gains) = match stats {
+        SymbolStats::Rice(stats) => {
             let ks = stats.best_ks();
             let pages = lattice.dispatch(RicePages { values: units.values, alpha, ks: &ks });
             let (words, table) = StreamTable::assemble(pages).expect("every page but the last was given 64 streams");
-            let code = CodeHeader::Rice { ks: ks.iter().map(|&k| k as u8).collect() };
-            let header = LatticeHeader { lattice: LatticeName(lattice), alpha, step: 1.0 / alpha, code };
             let planes = vec![
                 Plane::owned(WORDS, PlaneData::U32(Cow::Owned(words))),
                 Plane::owned(LENGTHS, PlaneData::U16(Cow::Owned(table.lengths))),
                 Plane::owned(BASES, PlaneData::U64(Cow::Owned(table.bases))),
             ];
-            Ok(EncodedUnits { header: SchemeHeader::Lattice(header), planes, gains: None })
+            // No name asks for a gain with this code.
+            (CodeHeader::Rice { ks: ks.iter().map(|&k| k as u8).collect() }, planes, None)
         }
-        CodeKind::Ans => unimplemented!("no name leads here yet"),
-    }
+        SymbolStats::Ans(stats) => {
+            let choice = stats.choose();
+            let streams = ans::encode::encode(lattice, units, alpha, choice);
+            let planes = vec![
+                Plane::owned(WORDS, PlaneData::U32(Cow::Owned(streams.words))),
+                Plane::owned(LENGTHS, PlaneData::U16(Cow::Owned(streams.lengths))),
+            ];
+            let code = CodeHeader::Ans { table: choice.member as u16, raw_bits: choice.raw_bits as u8 };
+            (code, planes, (gain == Gain::LeastSquares).then_some(streams.gains))
+        }
+    };
+    let header = LatticeHeader { lattice: LatticeName(lattice), alpha, step: 1.0 / alpha, code };
+    Ok(EncodedUnits { header: SchemeHeader::Lattice(header), planes, gains })
 }
 
 /// Symbols of one stream: at most 512 values, padded with zeros to whole blocks.
@@ -75,14 +86,39 @@ fn stream_symbols<'s, const N: usize, L: BitStrip<N>>(
     &symbols[..values.len().next_multiple_of(N)]
 }
 
-/// Sizes of the symbols of some streams under every parameter of the code.
+/// Statistics of symbols, enough to know their size under the best parameters of the code.
 #[derive(Debug, Clone)]
-pub(crate) struct SymbolStats {
+pub(crate) enum SymbolStats {
+    Rice(RiceStats),
+    Ans(AnsStats),
+}
+
+impl SymbolStats {
+    /// Number of symbols.
+    pub(crate) fn n(&self) -> u64 {
+        match self {
+            Self::Rice(stats) => stats.fits.iter().map(RiceFit::n).sum(),
+            Self::Ans(stats) => stats.n(),
+        }
+    }
+
+    /// Bits of all symbols with the best parameters.
+    pub(crate) fn bits(&self) -> u64 {
+        match self {
+            Self::Rice(stats) => stats.fits.iter().map(|fit| fit.best_k().1).sum(),
+            Self::Ans(stats) => stats.choose().bits,
+        }
+    }
+}
+
+/// Sizes of symbols under every parameter of the Rice code.
+#[derive(Debug, Clone)]
+pub(crate) struct RiceStats {
     /// One fit per symbol class.
     fits: Vec<RiceFit>,
 }
 
-impl SymbolStats {
+impl RiceStats {
     fn new(n_classes: usize) -> Self {
         Self { fits: vec![RiceFit::new(); n_classes] }
     }
@@ -91,25 +127,25 @@ impl SymbolStats {
         self.fits.iter_mut().zip(&other.fits).for_each(|(fit, other)| fit.merge(other));
     }
 
-    /// Number of symbols.
-    pub(crate) fn n(&self) -> u64 {
-        self.fits.iter().map(RiceFit::n).sum()
-    }
-
-    /// Bits of all symbols with the best parameters.
-    pub(crate) fn bits(&self) -> u64 {
-        self.fits.iter().map(|fit| fit.best_k().1).sum()
-    }
-
     /// The best parameter of each class.
     pub(crate) fn best_ks(&self) -> Vec<u32> {
         self.fits.iter().map(|fit| fit.best_k().0).collect()
     }
 }
 
-/// Statistics of the symbols of every `stride`-th group of 32 streams of `values` at scale `alpha`.
-pub(crate) fn count_symbols(lattice: LatticeKind, values: &[f32], alpha: f32, stride: usize) -> SymbolStats {
-    lattice.dispatch(Count { values, alpha, stride })
+/// Statistics of the symbols of every `stride`-th group of 32 streams of 512 of `values` at scale `alpha`.
+pub(crate) fn count_symbols(
+    lattice: LatticeKind,
+    code: CodeKind,
+    values: &[f32],
+    alpha: f32,
+    stride: usize,
+) -> SymbolStats {
+    let count = Count { values, alpha, stride };
+    match code {
+        CodeKind::Rice => SymbolStats::Rice(lattice.dispatch(CountRice(count))),
+        CodeKind::Ans => SymbolStats::Ans(lattice.dispatch(CountAns(count, lattice))),
+    }
 }
 
 struct Count<'a> {
@@ -118,22 +154,52 @@ struct Count<'a> {
     stride: usize,
 }
 
-impl LatticeVisitor for Count<'_> {
-    type Out = SymbolStats;
+impl<'a> Count<'a> {
+    /// Values of one group.
+    const GROUP: usize = TASK_STREAMS * STREAM_LEN;
 
-    fn visit<const N: usize, L: BitStrip<N>>(self) -> SymbolStats {
-        let group = TASK_STREAMS * STREAM_LEN;
-        let n_tasks = self.values.len().div_ceil(group).div_ceil(self.stride);
-        let count = |stats: &mut SymbolStats, task: usize| {
+    fn n_groups(&self) -> usize {
+        self.values.len().div_ceil(Self::GROUP).div_ceil(self.stride)
+    }
+
+    fn group(&self, i: usize) -> &'a [f32] {
+        let start = i * self.stride * Self::GROUP;
+        &self.values[start..(start + Self::GROUP).min(self.values.len())]
+    }
+}
+
+struct CountRice<'a>(Count<'a>);
+
+impl LatticeVisitor for CountRice<'_> {
+    type Out = RiceStats;
+
+    fn visit<const N: usize, L: BitStrip<N>>(self) -> RiceStats {
+        let count = |stats: &mut RiceStats, group: usize| {
             let mut symbols = [0; STREAM_LEN];
-            let start = task * self.stride * group;
-            let end = (start + group).min(self.values.len());
-            for stream in self.values[start..end].chunks(STREAM_LEN) {
-                let symbols = stream_symbols::<N, L>(stream, self.alpha, &mut symbols);
+            for stream in self.0.group(group).chunks(STREAM_LEN) {
+                let symbols = stream_symbols::<N, L>(stream, self.0.alpha, &mut symbols);
                 accumulate_by_class(&mut stats.fits, symbols, &L::SYMBOL_CLASS);
             }
         };
-        parallel::accumulate(n_tasks, || SymbolStats::new(L::N_CLASSES), count, SymbolStats::merge)
+        parallel::accumulate(self.0.n_groups(), || RiceStats::new(L::N_CLASSES), count, RiceStats::merge)
+    }
+}
+
+struct CountAns<'a>(Count<'a>, LatticeKind);
+
+impl LatticeVisitor for CountAns<'_> {
+    type Out = AnsStats;
+
+    fn visit<const N: usize, L: BitStrip<N>>(self) -> AnsStats {
+        let Self(counted, lattice) = self;
+        let alpha = counted.alpha;
+        let count = |stats: &mut AnsStats, group: usize| {
+            for x in counted.group(group).chunks(N) {
+                stats.add(&L::nearest_point(&std::array::from_fn(|i| x.get(i).map_or(0.0, |v| v * alpha))));
+            }
+        };
+        let merge = |all: &mut AnsStats, part: AnsStats| all.merge(&part);
+        parallel::accumulate(counted.n_groups(), || AnsStats::new(lattice, alpha), count, merge)
     }
 }
 

@@ -3,10 +3,13 @@
 //! The sequence is cut into blocks of the lattice's dimension N and streams of 512 symbols, which every N divides; the
 //! last block is padded with zeros. One match on the lattice per call leads to code that is generic over it.
 
+pub(crate) mod ans;
+mod ans_curve_table;
 mod curve;
 mod curve_table;
 mod decode;
 mod encode;
+mod rice;
 mod target;
 
 use gosset_entropy::{Rate, STREAM_LEN, STREAMS_PER_PAGE};
@@ -17,7 +20,7 @@ pub(crate) use decode::LatticeDecoder;
 pub(crate) use encode::{SymbolStats, count_symbols, encode};
 
 use crate::plane::{PlaneData, PlaneSet};
-use crate::{CodeHeader, CodeKind, Gain, LatticeHeader, RateEstimate, RateTarget};
+use crate::{CodeHeader, CodeKind, LatticeHeader, RateEstimate, RateTarget};
 
 /// Codewords, most significant bit first.
 const WORDS: &str = "words";
@@ -35,7 +38,10 @@ pub(crate) fn plane_names(header: &LatticeHeader) -> &'static [&'static str] {
 }
 
 /// Bits by cause of the planes of this scheme.
-pub(crate) fn rate(_header: &LatticeHeader, planes: &PlaneSet<'_, '_>) -> Rate {
+pub(crate) fn rate(header: &LatticeHeader, planes: &PlaneSet<'_, '_>) -> Rate {
+    if let CodeHeader::Ans { .. } = header.code {
+        return Rate { payload_bits: planes.n_bits(WORDS), length_bits: planes.n_bits(LENGTHS), ..Rate::default() };
+    }
     let payload_bits = match planes.find(LENGTHS).map(|plane| &plane.data) {
         Some(PlaneData::U16(lengths)) => lengths.iter().map(|&length| u64::from(length)).sum(),
         _ => 0,
@@ -49,17 +55,24 @@ pub(crate) fn rate(_header: &LatticeHeader, planes: &PlaneSet<'_, '_>) -> Rate {
 }
 
 /// What `n` Gaussian values are expected to take.
-pub(crate) fn estimate(lattice: LatticeKind, code: CodeKind, _gain: Gain, target: RateTarget, n: u64) -> RateEstimate {
+pub(crate) fn estimate(lattice: LatticeKind, code: CodeKind, target: RateTarget, n: u64) -> RateEstimate {
     let curve = Curve::of(lattice, code);
     let point = match target {
         RateTarget::PayloadBps(bps) => curve.at_bps(bps),
         RateTarget::Alpha(alpha) => curve.at_alpha(alpha),
     };
-    let n_streams = n.div_ceil(STREAM_LEN as u64);
-    let n_pages = n_streams.div_ceil(STREAMS_PER_PAGE as u64);
-    // A page ends anywhere within a word.
-    let header_bits = 16 * n_pages;
     let payload_bits = (point.payload_bps * n as f64).round() as u64;
-    let rate = Rate { payload_bits, length_bits: 16 * n_streams + 64 * n_pages, header_bits, ..Rate::default() };
+    let rate = match code {
+        CodeKind::Rice => {
+            let n_streams = n.div_ceil(STREAM_LEN as u64);
+            let n_pages = n_streams.div_ceil(STREAMS_PER_PAGE as u64);
+            // A page ends anywhere within a word.
+            let (length_bits, header_bits) = (16 * n_streams + 64 * n_pages, 16 * n_pages);
+            Rate { payload_bits, length_bits, header_bits, ..Rate::default() }
+        }
+        CodeKind::Ans => {
+            Rate { payload_bits, length_bits: 16 * n.div_ceil(ans::ANS_STREAM_LEN as u64), ..Rate::default() }
+        }
+    };
     RateEstimate { rate, snr_db: point.snr_db }
 }

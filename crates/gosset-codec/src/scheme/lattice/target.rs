@@ -34,7 +34,7 @@ pub(super) fn find_alpha(lattice: LatticeKind, code: CodeKind, asked: f64, units
     let bps = (asked - units.spent_bits as f64 / n as f64).max(0.5 * asked);
     let curve = Curve::of(lattice, code);
     let guess = curve.at_bps(bps).alpha as f32;
-    let whole = Counter { lattice, units, stride: 1 };
+    let whole = Counter { lattice, code, units, stride: 1 };
     let limit = highest_alpha(units.peak);
     if units.peak == 0.0 {
         return (guess, whole.stats(guess));
@@ -43,7 +43,7 @@ pub(super) fn find_alpha(lattice: LatticeKind, code: CodeKind, asked: f64, units
     let mut best = None;
     let mut start = guess.min(limit);
     if stride > 1 {
-        let sample = Counter { lattice, units, stride };
+        let sample = Counter { lattice, code, units, stride };
         let mut asked_of_sample = bps;
         for _ in 0..MAX_CORRECTIONS {
             let (alpha, _, sample_bps) = search(&sample, &curve, asked_of_sample, start, limit, SAMPLE_TOLERANCE_BPS);
@@ -83,13 +83,14 @@ fn highest_alpha(peak: f32) -> f32 {
 /// Counts bits of some of the streams.
 struct Counter<'a> {
     lattice: LatticeKind,
+    code: CodeKind,
     units: &'a Units<'a>,
     stride: usize,
 }
 
 impl Counter<'_> {
     fn stats(&self, alpha: f32) -> SymbolStats {
-        count_symbols(self.lattice, self.units.values, alpha, self.stride)
+        count_symbols(self.lattice, self.code, self.units.values, alpha, self.stride)
     }
 
     /// Bits per symbol. The padding of the last block counts as symbols, which is next to nothing in a matrix of useful

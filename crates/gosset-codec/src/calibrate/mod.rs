@@ -5,16 +5,19 @@
 //! encoding only reads those. (The logarithms here may differ in the last bit between machines, which is why nothing
 //! here runs while a matrix is encoded.)
 
+mod family;
+
 use std::fmt::Write;
 
 use gosset_entropy::{Histogram, STREAM_LEN};
 use gosset_lattice::{BitStrip, LatticeKind, LatticeVisitor};
 use gosset_transform::philox4x32_10;
 
-use crate::scheme::lattice::count_symbols;
+use crate::scheme::lattice::{SymbolStats, count_symbols};
 use crate::{CodeKind, parallel};
 
-pub use crate::scheme::trellis::{TrellisCurvePoint, TrellisFamily, trellis_curve_source};
+pub use crate::scheme::trellis::{TrellisCurvePoint, TrellisFamily, trellis_code_cost, trellis_curve_source};
+pub use family::family_source;
 
 /// Distance of the points of the curve in doublings of alpha, before refinement.
 const OCTAVE_STEP: f64 = 1.0 / 8.0;
@@ -22,8 +25,16 @@ const OCTAVE_STEP: f64 = 1.0 / 8.0;
 const MIN_OCTAVE_STEP: f64 = 1.0 / 256.0;
 /// Error of straight lines between points of the curve that is refined away.
 const CURVE_ERROR_BPS: f64 = 1e-3;
-/// Rates that a stored curve spans, in bits per value.
-const CURVE_BPS: std::ops::Range<f64> = 1.02..11.0;
+/// Highest rate of a stored curve, in bits per value.
+const MAX_CURVE_BPS: f64 = 11.0;
+
+/// Lowest rate of a stored curve, in bits per value: a little below the floor of the codecs.
+fn min_curve_bps(code: CodeKind) -> f64 {
+    match code {
+        CodeKind::Rice => 1.02,
+        CodeKind::Ans => 0.2,
+    }
+}
 
 /// What a codec does to unit-variance data at one alpha.
 #[derive(Debug, Clone, PartialEq)]
@@ -32,11 +43,12 @@ pub struct Simulation {
     pub alpha: f64,
     /// Payload in bits per value, with the best parameters.
     pub payload_bps: f64,
-    /// The best parameter of each symbol class.
+    /// The best Rice parameter of each symbol class; empty for other codes.
     pub ks: Vec<u32>,
-    /// Signal-to-noise ratio in decibels.
+    /// Signal-to-noise ratio in decibels; with the least-squares gain where the code is ANS.
     pub snr_db: f64,
-    /// Bits per value of an ideal coder with one static table per symbol position of a block.
+    /// Bits per value of an ideal coder: for Rice one with a static table per symbol position of a block, for ANS one with
+    /// a static table per context.
     pub entropy_bps: f64,
 }
 
@@ -76,14 +88,21 @@ pub fn gaussian(n: usize, seed: u64) -> Vec<f32> {
 /// If the number of values is no positive multiple of 8.
 pub fn simulate(lattice: LatticeKind, code: CodeKind, alpha: f64, values: &[f32]) -> Simulation {
     assert!(!values.is_empty() && values.len().is_multiple_of(8), "{} values", values.len());
-    assert_eq!(code, CodeKind::Rice);
-    let stats = count_symbols(lattice, values, alpha as f32, 1);
-    let (snr_db, entropy_bps) = lattice.dispatch(Distortion { values, alpha: alpha as f32 });
-    let payload_bps = stats.bits() as f64 / values.len() as f64;
-    Simulation { alpha, payload_bps, ks: stats.best_ks(), snr_db, entropy_bps }
+    let stats = count_symbols(lattice, code, values, alpha as f32, 1);
+    let sums = lattice.dispatch(Distortion { values, alpha: alpha as f32 });
+    let n = values.len() as f64;
+    let (ks, noise, entropy_bits) = match &stats {
+        SymbolStats::Rice(stats) => {
+            let entropy_bits = sums.histograms.iter().map(|h| h.n() as f64 * h.entropy_bits()).sum();
+            (stats.best_ks(), sums.noise(1.0), entropy_bits)
+        }
+        SymbolStats::Ans(stats) => (Vec::new(), sums.noise(sums.gain()), stats.conditional_entropy_bits()),
+    };
+    let snr_db = 10.0 * (sums.signal / noise).log10();
+    Simulation { alpha, payload_bps: stats.bits() as f64 / n, ks, snr_db, entropy_bps: entropy_bits / n }
 }
 
-/// The rate curve of a codec on `values`, from 1.02 to 11 bits per value: 8 points per doubling of alpha, and more
+/// The rate curve of a codec on `values`, from below its floor to 11 bits per value: 8 points per doubling of alpha, and more
 /// where a straight line between two of them would be off by more than 0.001 bits (where the best parameters change).
 ///
 /// # Panics
@@ -94,9 +113,9 @@ pub fn curve(lattice: LatticeKind, code: CodeKind, values: &[f32]) -> Vec<Simula
     let mut octave = -3.0;
     let mut before = at(octave);
     let mut points = Vec::new();
-    while before.payload_bps < CURVE_BPS.end {
+    while before.payload_bps < MAX_CURVE_BPS {
         let after = at(octave + OCTAVE_STEP);
-        if after.payload_bps > CURVE_BPS.start {
+        if after.payload_bps > min_curve_bps(code) {
             points.push(before.clone());
             refine(&before, &after, octave, OCTAVE_STEP, &at, &mut points);
         }
@@ -141,39 +160,63 @@ struct Distortion<'a> {
     alpha: f32,
 }
 
-impl LatticeVisitor for Distortion<'_> {
-    type Out = (f64, f64);
+/// Sums over values u and their reconstructions y/alpha.
+#[derive(Default)]
+struct Sums {
+    /// Σ u².
+    signal: f64,
+    /// Σ u·y/alpha.
+    product: f64,
+    /// Σ (y/alpha)².
+    power: f64,
+    /// Of the stripped symbols, by position in the block.
+    histograms: Vec<Histogram>,
+}
 
-    fn visit<const N: usize, L: BitStrip<N>>(self) -> (f64, f64) {
+impl Sums {
+    /// Squared error of the reconstruction times `gain`.
+    fn noise(&self, gain: f64) -> f64 {
+        self.signal - 2.0 * gain * self.product + gain * gain * self.power
+    }
+
+    /// The gain with the least error.
+    fn gain(&self) -> f64 {
+        if self.power == 0.0 { 1.0 } else { self.product / self.power }
+    }
+}
+
+impl LatticeVisitor for Distortion<'_> {
+    type Out = Sums;
+
+    fn visit<const N: usize, L: BitStrip<N>>(self) -> Sums {
         let chunk_len = 64 * STREAM_LEN;
         let n_chunks = self.values.len().div_ceil(chunk_len);
         let chunks = parallel::map_indexed(n_chunks, |chunk_idx| {
             let start = chunk_idx * chunk_len;
             let chunk = &self.values[start..(start + chunk_len).min(self.values.len())];
-            let mut histograms = vec![Histogram::new(); N];
-            let (mut signal, mut noise) = (0.0, 0.0);
+            let mut sums = Sums { histograms: vec![Histogram::new(); N], ..Sums::default() };
+            let step = 1.0 / f64::from(self.alpha);
             for x in chunk.as_chunks::<N>().0 {
                 let y = L::nearest_point(&x.map(|v| v * self.alpha));
-                let step = 1.0 / f64::from(self.alpha);
-                for (x, y) in x.iter().zip(L::embed(&y)) {
-                    let error = f64::from(*x) - f64::from(y) * step;
-                    signal += f64::from(*x) * f64::from(*x);
-                    noise += error * error;
+                for (&x, y) in x.iter().zip(L::embed(&y)) {
+                    let (x, y) = (f64::from(x), f64::from(y) * step);
+                    sums.signal += x * x;
+                    sums.product += x * y;
+                    sums.power += y * y;
                 }
-                for (histogram, symbol) in histograms.iter_mut().zip(L::strip(y)) {
+                for (histogram, symbol) in sums.histograms.iter_mut().zip(L::strip(y)) {
                     histogram.add(symbol);
                 }
             }
-            (signal, noise, histograms)
+            sums
         });
-        let (mut signal, mut noise) = (0.0, 0.0);
-        let mut histograms = vec![Histogram::new(); N];
+        let mut all = Sums { histograms: vec![Histogram::new(); N], ..Sums::default() };
         for chunk in &chunks {
-            signal += chunk.0;
-            noise += chunk.1;
-            histograms.iter_mut().zip(&chunk.2).for_each(|(all, part)| all.merge(part));
+            all.signal += chunk.signal;
+            all.product += chunk.product;
+            all.power += chunk.power;
+            all.histograms.iter_mut().zip(&chunk.histograms).for_each(|(all, part)| all.merge(part));
         }
-        let bits: f64 = histograms.iter().map(|h| h.n() as f64 * h.entropy_bits()).sum();
-        (10.0 * (signal / noise).log10(), bits / self.values.len() as f64)
+        all
     }
 }
