@@ -2,10 +2,11 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use clap::{Parser, ValueEnum};
-use gosset_codec::{CodecSpec, codecs};
 use gosset_eval::{BosPolicy, PRESETS, PplProtocol, Tail};
+
+use super::target::{AskedRates, BEST_CODEC, Target, WHY_BEST, describe, targets};
 
 /// Windows that are scored unless the command line says otherwise.
 const DEFAULT_WINDOWS: usize = 12;
@@ -41,11 +42,14 @@ pub struct Args {
     /// Score every window.
     #[arg(long)]
     pub full: bool,
-    /// Payload rates in bits per weight.
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "4,3,2", conflicts_with = "container")]
-    pub rates: Vec<f64>,
-    /// Codecs; `e8-rice@3.5` fixes the rate of one, `none` asks for the unquantized model alone.
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "e8-rice", conflicts_with = "container")]
+    /// Payload rates in bits per weight [default: 4,3,2, or none if --target-bpw is given].
+    #[arg(long, value_name = "LIST", value_delimiter = ',', conflicts_with = "container")]
+    pub rates: Option<Vec<f64>>,
+    /// All-in rates in bits per weight: every byte of the quantized tensors counts, and bits are shared out among tensors.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', conflicts_with = "container")]
+    pub target_bpw: Option<Vec<f64>>,
+    /// Codecs and baselines; `e8-rice@3.5` fixes the rate of one, `none` asks for the unquantized model alone.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = BEST_CODEC, conflicts_with = "container")]
     pub codecs: Vec<String>,
     /// Quantize embeddings and output head too, at this payload rate.
     #[arg(long, value_name = "RATE", conflicts_with = "container")]
@@ -92,41 +96,24 @@ pub enum BosArg {
     EachWindow,
 }
 
-/// One row to measure.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) struct Target {
-    pub(super) codec: String,
-    pub(super) rate: f64,
-}
-
-impl Target {
-    /// `e8-rice@3.5`.
-    pub(super) fn label(&self) -> String {
-        format!("{}@{}", self.codec, self.rate)
-    }
-}
-
 impl Args {
-    /// The rows that `--codecs` and `--rates` ask for, in order; unknown codecs and unreachable rates are refused here.
-    pub(super) fn targets(&self) -> Result<Vec<Target>> {
-        let mut targets: Vec<Target> = Vec::new();
-        for codec in self.codecs.iter().filter(|codec| *codec != "none") {
-            let (name, rates) = match codec.split_once('@') {
-                Some((name, rate)) => {
-                    let rate = rate.parse().with_context(|| format!("--codecs {codec}: the rate after @"))?;
-                    (name, vec![rate])
-                }
-                None => (codec.as_str(), self.rates.clone()),
-            };
-            for rate in rates {
-                CodecSpec::named(name, rate).and_then(|spec| spec.check()).with_context(|| format!("{name}@{rate}"))?;
-                let target = Target { codec: name.to_owned(), rate };
-                if !targets.contains(&target) {
-                    targets.push(target);
-                }
-            }
+    /// The rows that `--codecs`, `--rates` and `--target-bpw` ask for, in order, and notes on what is left out; unknown codecs and
+    /// unreachable rates are refused here.
+    pub(super) fn targets(&self) -> Result<(Vec<Target>, Vec<String>)> {
+        targets(&self.codecs, AskedRates { payload: self.rates.as_deref(), all_in: self.target_bpw.as_deref() })
+    }
+
+    /// Whether the rows are those of a run that names no codec.
+    pub(super) fn default_codec(&self) -> bool {
+        self.container.is_none() && self.codecs == [BEST_CODEC]
+    }
+
+    /// Refuses what can be refused without a model: no windows, a protocol that contradicts itself.
+    pub(super) fn check(&self) -> Result<()> {
+        if !self.full && self.windows == 0 {
+            bail!("--windows: expected at least 1, found 0");
         }
-        Ok(targets)
+        self.protocol(usize::MAX, false).map(drop)
     }
 
     /// The protocol for a model with this context whose tokenizer adds a BOS by itself or not.
@@ -172,11 +159,7 @@ fn after_help() -> String {
     for preset in PRESETS {
         text += &format!("  {:14} {}\n", preset.name, preset.about);
     }
-    text += "\nCodecs:\n";
-    for codec in codecs() {
-        text +=
-            &format!("  {:14} {}, {} to {} bits per weight\n", codec.name, codec.about, codec.min_bps, codec.max_bps);
-    }
+    text += &format!("\n{}\nWithout --codecs: {BEST_CODEC}, {WHY_BEST}.\n", describe());
     text
 }
 
@@ -190,7 +173,7 @@ mod tests {
     }
 
     fn labels(rest: &[&str]) -> Vec<String> {
-        args(rest).targets().unwrap().iter().map(Target::label).collect()
+        args(rest).targets().unwrap().0.iter().map(Target::label).collect()
     }
 
     #[test]
@@ -203,7 +186,7 @@ mod tests {
 
     #[test]
     fn rows_are_codecs_times_rates_in_order() {
-        assert_eq!(labels(&[]), ["e8-rice@4", "e8-rice@3", "e8-rice@2"]);
+        assert_eq!(labels(&[]), [4, 3, 2].map(|rate| format!("{BEST_CODEC}@{rate}")));
         assert_eq!(
             labels(&["--codecs", "e8-rice,d4-rice@3.5", "--rates", "4,3"]),
             ["e8-rice@4", "e8-rice@3", "d4-rice@3.5"]
@@ -212,6 +195,14 @@ mod tests {
         assert_eq!(labels(&["--codecs", "none"]), [""; 0]);
         for bad in [["--codecs", "f9-rice"], ["--rates", "0"], ["--rates", "nan"], ["--codecs", "e8-rice@x"]] {
             assert!(args(&bad).targets().is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn windows_and_protocols_are_checked_without_a_model() {
+        assert!(args(&[]).check().is_ok() && args(&["--full"]).check().is_ok());
+        for bad in [["--windows", "0"], ["--protocol", "half"], ["--protocol", "full-0"], ["--stride", "0"]] {
+            assert!(args(&bad).check().is_err(), "{bad:?}");
         }
     }
 

@@ -1,7 +1,8 @@
 //! The `ppl` binary: quantize to a file, close it, open it again, score what it holds.
 //!
-//! No weight of a compressed model is ever scored from memory that its file did not pass through: every row but `none` comes from
-//! a container that was written, closed and mapped again.
+//! No weight of a compressed model is ever scored from memory that its file did not pass through: every row of a codec comes from a
+//! container that was written, closed and mapped again. Baselines have no file format here; each of their linears is what their
+//! packed bytes decode to, and the rest is read from the source.
 
 use std::{
     env,
@@ -13,6 +14,7 @@ use anyhow::{Context, Result, bail};
 use peak_alloc::PeakAlloc;
 
 mod args;
+mod baseline;
 mod interrupt;
 mod lm;
 mod memory;
@@ -20,6 +22,7 @@ mod progress;
 mod run;
 mod source_row;
 mod table;
+mod target;
 
 pub use args::Args;
 use interrupt::Interrupt;
@@ -42,6 +45,7 @@ pub fn run(args: &Args, heap: &'static PeakAlloc) -> Result<ExitCode> {
         }
         rayon::ThreadPoolBuilder::new().num_threads(threads).build_global().context("starting threads")?;
     }
+    args.check()?;
     let interrupt = Interrupt::install()?;
     match Run::new(args, heap, interrupt)?.report() {
         Ok(report) => {

@@ -9,27 +9,30 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
+use gosset_baselines::Rotation;
 use gosset_container::Container;
 use gosset_eval::{
     EvalReport, PplProtocol, PplRecord, Provenance, Rates, ReportRow, TokenStream, evaluate, join_rows, sha256_hex,
     sha256_ids, window_spans,
 };
-use gosset_quantize::{ModelSource, QuantizeError, QuantizeOptions, plan, run as quantize};
+use gosset_quantize::{ModelSource, Plan, QuantizeError, QuantizeOptions, QuantizeTarget, plan, run as quantize};
 use gosset_runtime::{
-    LanguageModel, LoadOptions,
+    LanguageModel, LoadOptions, ModelConfig,
     source::{open_source, resolve_model},
+    text::Tokenizer,
 };
 use peak_alloc::PeakAlloc;
 use tempfile::TempDir;
 
 use super::{
     Args, Interrupt,
-    args::Target,
+    baseline::{CodedLinears, CodedSource},
     cache_dir,
     lm::RuntimeLm,
     memory::activations,
     progress::Progress,
     source_row::{describe_embeddings, source_embeddings, source_rates},
+    target::{BEST_CODEC, Target, WHY_BEST, baseline},
 };
 
 /// Why there is no report.
@@ -66,6 +69,7 @@ struct RowHead {
     label: String,
     codec: String,
     target_bps: Option<f64>,
+    target_bpw: Option<f64>,
     rates: Rates,
     file_bytes: u64,
     embeddings: String,
@@ -85,15 +89,22 @@ pub(super) struct Run<'a> {
     tokens: Option<Tokens>,
     model_name: String,
     baseline_nll: Option<f64>,
+    /// What models had to say, each once.
+    warnings: Vec<String>,
     rows: Vec<ReportRow>,
 }
 
 impl<'a> Run<'a> {
     /// Checks the arguments and reads the text.
     pub(super) fn new(args: &'a Args, heap: &'static PeakAlloc, interrupt: Interrupt) -> Result<Self> {
-        let targets = if args.container.is_some() { Vec::new() } else { args.targets()? };
+        let (targets, left_out) = if args.container.is_some() { Default::default() } else { args.targets()? };
         if args.container.is_none() && targets.is_empty() && args.no_baseline {
             bail!("nothing to measure: no codec, and --no-baseline");
+        }
+        let progress = Progress::new();
+        left_out.iter().for_each(|note| progress.note(note));
+        if args.default_codec() {
+            progress.note(&format!("codec {BEST_CODEC}: {WHY_BEST}"));
         }
         let bytes = fs::read(&args.text).with_context(|| format!("{}", args.text.display()))?;
         let text_sha256 = sha256_hex(&bytes);
@@ -102,13 +113,14 @@ impl<'a> Run<'a> {
             args,
             heap,
             interrupt,
-            progress: Progress::new(),
+            progress,
             targets,
             text,
             text_sha256,
             tokens: None,
             model_name: String::new(),
             baseline_nll: None,
+            warnings: Vec::new(),
             rows: Vec::new(),
         })
     }
@@ -155,12 +167,20 @@ impl<'a> Run<'a> {
         let path = resolve_model(name, &cache_dir())?;
         let source = open_source(&path)?;
         self.model_name = source.info().name.clone();
+        // Whatever the text, the protocol or the tokenizer may refuse is refused before minutes are spent on quantizing.
+        if let (Some(config), Some(tokenizer)) = (source.blob("config.json"), source.blob("tokenizer.json")) {
+            self.tokenize(&Tokenizer::from_bytes(tokenizer)?, &ModelConfig::from_json(config)?)?;
+        }
         if !self.args.no_baseline {
             self.source_row(&*source)?;
         }
         drop(source);
         let (_scratch, folder) = self.folder()?;
         for target in self.targets.clone() {
+            if target.baseline {
+                self.baseline_row(&*open_source(&path)?, &target)?;
+                continue;
+            }
             let label = target.label();
             let file = folder.join(format!("{}-{label}.gosset", file_stem(&self.model_name)));
             // The source is open while the file is written and no longer: the row knows nothing but the file.
@@ -189,13 +209,18 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn options(&self, codec: &str, rate: f64) -> QuantizeOptions {
+    fn options(&self, codec: &str, rate: QuantizeTarget) -> QuantizeOptions {
         QuantizeOptions {
             tile: self.args.tile,
             seed: self.args.seed,
             embeddings: self.args.embeddings,
-            ..QuantizeOptions::new(codec, rate)
+            ..QuantizeOptions::with_target(codec, rate)
         }
+    }
+
+    /// Which tensors any codec of this run replaces; the codec and rate in it mean nothing.
+    fn any_plan(&self, source: &dyn ModelSource) -> Result<Plan> {
+        Ok(plan(source, &self.options("e8-rice", QuantizeTarget::PayloadBps(4.0)))?)
     }
 
     /// Writes the container of one row; the seconds it took.
@@ -215,11 +240,8 @@ impl<'a> Run<'a> {
 
     /// The row `none`.
     fn source_row(&mut self, source: &dyn ModelSource) -> Outcome<()> {
-        // The rates of the row are over the tensors that the first codec of the run replaces.
-        let target = self.targets.first().cloned();
-        let (codec, rate) = target.as_ref().map_or(("e8-rice", 4.0), |t| (t.codec.as_str(), t.rate));
-        let plan = plan(source, &self.options(codec, rate))?;
-        let (file_bytes, rates) = source_rates(source, &plan)?;
+        // The rates of the row are over the tensors that a codec replaces.
+        let (file_bytes, rates) = source_rates(source, &self.any_plan(source)?)?;
         let heap_before = self.heap.current_usage() as u64;
         let model = LanguageModel::from_source(source, &LoadOptions::default())?;
         let row = self.score(
@@ -229,6 +251,7 @@ impl<'a> Run<'a> {
                 label: "none".to_owned(),
                 codec: "none".to_owned(),
                 target_bps: None,
+                target_bpw: None,
                 rates,
                 file_bytes,
                 embeddings: source_embeddings(source),
@@ -241,6 +264,53 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
+    /// The row of a baseline: linears from its packed bytes, everything else from the source.
+    fn baseline_row(&mut self, source: &dyn ModelSource, target: &Target) -> Outcome<()> {
+        let QuantizeTarget::PayloadBps(rate) = target.rate else {
+            return Err(anyhow::anyhow!("{}: baselines have payload rates only", target.label()).into());
+        };
+        let label = target.label();
+        self.progress.say(&format!("{label}: quantizing"));
+        let heap_before = self.heap.current_usage() as u64;
+        let begin = Instant::now();
+        let method = baseline(&target.codec, rate, Rotation { tile: self.args.tile, seed: self.args.seed })?;
+        let plan = self.any_plan(source)?;
+        let coded = CodedLinears::encode(source, &plan, &*method).with_context(|| label.clone())?;
+        let quantize_seconds = Some(begin.elapsed().as_secs_f64());
+        let file_bytes = coded.file_bytes(source, &plan);
+        let n_params = plan.estimate().n_params;
+        if let Some(share) = coded.fallback_share {
+            let types = coded.fallback_types.join(", ");
+            self.progress
+                .note(&format!("{label}: {:.1} % of the tensors as {types}, their width fits no block", 100.0 * share));
+        }
+        if coded.on_source_grid() {
+            let ratio = coded.error_ratio;
+            self.progress.note(&format!(
+                "{label}: on the source's own grid ({ratio:.4} of the error on Gaussian values), left out of orders"
+            ));
+        }
+        let model = LanguageModel::from_source(&CodedSource::new(source, &coded, &*method), &LoadOptions::default())?;
+        let (fallback_share, source_grid) = (coded.fallback_share, coded.on_source_grid());
+        let head = RowHead {
+            heap_before,
+            label,
+            codec: target.codec.clone(),
+            target_bps: Some(rate),
+            target_bpw: None,
+            rates: Rates::new(&coded.rate, file_bytes, n_params),
+            file_bytes,
+            embeddings: source_embeddings(source),
+            quantize_seconds,
+            mapped: false,
+        };
+        drop(coded);
+        let row = self.score(model, head)?;
+        let delta_ln = self.baseline_nll.map(|nll| row.record.result.mean_nll - nll);
+        self.rows.push(ReportRow { delta_ln, baseline: true, source_grid, fallback_share, ..row });
+        Ok(())
+    }
+
     /// One compressed row, from its file alone.
     fn container_row(&mut self, container: Arc<Container>, quantize_seconds: Option<f64>) -> Outcome<()> {
         let ledger = container.ledger()?;
@@ -249,6 +319,10 @@ impl<'a> Run<'a> {
         let recipe = QuantizeOptions::from_recipe(&container.manifest().recipe).ok();
         let codec = recipe.as_ref().map_or("unknown", |r| r.codec.as_str()).to_owned();
         let target_bps = recipe.as_ref().and_then(QuantizeOptions::payload_bps);
+        let target_bpw = recipe.as_ref().and_then(|r| match r.target {
+            QuantizeTarget::AllInBpw(bpw) => Some(bpw),
+            _ => None,
+        });
         let states = container.entries().iter().map(|entry| {
             let state = match ledger.tensor(&entry.name) {
                 Some(line) if entry.is_coded() => {
@@ -263,7 +337,8 @@ impl<'a> Run<'a> {
         let label = recipe.as_ref().map_or_else(|| codec.clone(), |r| format!("{codec}@{}", r.target));
         if self.tokens.is_none() {
             // What tokenizing leaves behind (compiled regular expressions) is not the model's: do it before the measurement.
-            self.tokenize(&LanguageModel::from_container(Arc::clone(&container), &LoadOptions::default())?)?;
+            let model = LanguageModel::from_container(Arc::clone(&container), &LoadOptions::default())?;
+            self.tokenize(model.require_tokenizer()?, model.config())?;
         }
         let path = container.path().to_owned();
         drop(container);
@@ -274,6 +349,7 @@ impl<'a> Run<'a> {
             label,
             codec,
             target_bps,
+            target_bpw,
             rates,
             file_bytes,
             embeddings,
@@ -286,9 +362,8 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// The ids of the text: computed by the first model, compared by all others.
-    fn tokenize(&mut self, model: &LanguageModel) -> Result<()> {
-        let tokenizer = model.require_tokenizer()?;
+    /// The ids of the text: computed with the first tokenizer, which all others have to equal.
+    fn tokenize(&mut self, tokenizer: &Tokenizer, config: &ModelConfig) -> Result<()> {
         if let Some(tokens) = &self.tokens {
             if tokens.tokenizer_sha256 != tokenizer.sha256() {
                 let (first, now) = (&tokens.tokenizer_sha256, tokenizer.sha256());
@@ -296,16 +371,16 @@ impl<'a> Run<'a> {
             }
             return Ok(());
         }
-        for warning in model.warnings() {
-            self.progress.note(warning);
-        }
         let auto = tokenizer.leading_ids().first().copied();
-        let protocol = self.args.protocol(model.config().max_positions, auto.is_some())?;
+        let protocol = self.args.protocol(config.max_positions, auto.is_some())?;
         let ids = tokenizer.encode(&join_rows(&self.text, protocol.join))?;
         // The text has done its work; what is measured from here on is the model's memory.
         self.text = String::new();
-        let bos = auto.or(model.config().bos_token_id);
+        let bos = auto.or(config.bos_token_id);
         let n = window_spans(TokenStream::new(&ids, bos, protocol.bos).len(), &protocol).count();
+        if n == 0 {
+            bail!("{}: no window of protocol {protocol} fits into {} tokens", self.args.text.display(), ids.len());
+        }
         let n = self.args.window_limit().unwrap_or(usize::MAX).min(n);
         let n_rows = self.targets.len() + usize::from(!self.args.no_baseline || self.args.container.is_some());
         self.progress.set_windows(n * n_rows);
@@ -321,7 +396,13 @@ impl<'a> Run<'a> {
 
     /// Scores a loaded model and measures its memory meanwhile.
     fn score(&mut self, mut model: LanguageModel, head: RowHead) -> Outcome<ReportRow> {
-        self.tokenize(&model)?;
+        self.tokenize(model.require_tokenizer()?, model.config())?;
+        for warning in model.warnings() {
+            if !self.warnings.contains(warning) {
+                self.progress.note(warning);
+                self.warnings.push(warning.clone());
+            }
+        }
         // The ids are known: from here on the model alone is measured.
         drop(model.take_tokenizer());
         let Some(tokens) = &self.tokens else { return Err(anyhow::anyhow!("no tokens").into()) };
@@ -353,6 +434,10 @@ impl<'a> Run<'a> {
         Ok(ReportRow {
             codec: head.codec,
             target_bps: head.target_bps,
+            target_bpw: head.target_bpw,
+            baseline: false,
+            source_grid: false,
+            fallback_share: None,
             rates: head.rates,
             file_bytes: head.file_bytes,
             ppl: result.ppl,

@@ -88,11 +88,30 @@ fn render(report: &EvalReport) -> String {
             ));
         }
     }
+    let notes =
+        report.rows.iter().flat_map(|row| notes(row).into_iter().map(|note| format!("\n{}: {note}", label(row))));
+    out.extend(notes);
     out.trim_end().to_owned()
 }
 
 fn label(row: &ReportRow) -> String {
-    row.target_bps.map_or_else(|| row.codec.clone(), |rate| format!("{}@{rate}", row.codec))
+    match (row.target_bps, row.target_bpw) {
+        (Some(rate), _) => format!("{}@{rate}", row.codec),
+        (None, Some(bpw)) => format!("{}@{bpw}bpw", row.codec),
+        (None, None) => row.codec.clone(),
+    }
+}
+
+/// What has to be known of a baseline beside its numbers.
+fn notes(row: &ReportRow) -> Vec<String> {
+    let mut notes = Vec::new();
+    if row.source_grid {
+        notes.push("on the grid that the source was rounded to before, left out of orders".to_owned());
+    }
+    if let Some(share) = row.fallback_share {
+        notes.push(format!("a fallback type stands in for {:.1} % of the tensors", 100.0 * share));
+    }
+    notes
 }
 
 fn cells(row: &ReportRow) -> [String; 11] {

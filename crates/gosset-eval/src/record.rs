@@ -112,6 +112,23 @@ pub struct ReportRow {
     pub codec: String,
     /// Payload rate that was asked for.
     pub target_bps: Option<f64>,
+    /// All-in rate that was asked for instead, the bits being shared out among tensors.
+    #[serde(default)]
+    pub target_bpw: Option<f64>,
+    /// Whether this is no codec of Gosset but a method that it is compared with.
+    ///
+    /// The rates of a baseline are those of its packed bytes, without the header, padding and checksums that a container adds; its
+    /// `file_bytes` are those of tensors and side files.
+    #[serde(default)]
+    pub baseline: bool,
+    /// Whether the method's levels are those that the source was rounded to before: it then measures the source's own rounding, and
+    /// is left out where methods are ordered.
+    #[serde(default)]
+    pub source_grid: bool,
+    /// Part of the quantized tensors that a fallback type stands in for, as their width does not fit the method; `None` if there is
+    /// none.
+    #[serde(default)]
+    pub fallback_share: Option<f64>,
     /// Rates of the file; for codec `none`, see [`Rates::unquantized`].
     #[serde(flatten)]
     pub rates: Rates,
