@@ -24,14 +24,43 @@ pub(crate) struct EvaluationRow {
     pub(crate) ppl_sigma: f64,
     pub(crate) delta_ln: Option<f64>,
     pub(crate) target_bps: Option<f64>,
+    /// All-in rate that was asked for instead.
     #[serde(default)]
-    source_grid: Option<bool>,
+    target_bpw: Option<f64>,
+    #[serde(default)]
+    source_grid: bool,
+    #[serde(default)]
+    fallback_share: Option<f64>,
 }
 
 impl EvaluationRow {
     /// Whether the method's levels are those that the source is stored in, so that it has nothing to lose.
     pub(crate) fn is_source_grid(&self) -> bool {
-        self.source_grid == Some(true)
+        self.source_grid
+    }
+
+    /// Whether this is the model as it came.
+    pub(crate) fn is_unquantized(&self) -> bool {
+        self.codec == "none"
+    }
+
+    /// Name for people, with what must be known about the row.
+    pub(crate) fn label(&self) -> String {
+        if self.is_unquantized() {
+            return "unquantized".to_owned();
+        }
+        let mut label = match (self.target_bps, self.target_bpw) {
+            (_, Some(bpw)) => format!("`{}`, {bpw} all-in", self.codec),
+            (Some(rate), None) => format!("`{}@{rate}`", self.codec),
+            (None, None) => format!("`{}`", self.codec),
+        };
+        if let Some(share) = self.fallback_share {
+            label += &format!(" ({:.0} % fallback)", 100.0 * share);
+        }
+        if self.source_grid {
+            label += " (source-grid)";
+        }
+        label
     }
 }
 

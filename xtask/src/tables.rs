@@ -163,13 +163,9 @@ fn perplexities(evaluation: &Evaluation, file: &str, command: &str) -> String {
          | codec | payload bps | all-in bps | file bps | file MB | PPL | Δln |\n|---|---|---|---|---|---|---|\n"
     );
     for row in rows {
-        let mark = if row.is_source_grid() { " (source-grid)" } else { "" };
-        let name = match row.target_bps {
-            Some(rate) => format!("`{}@{rate}`{mark}", row.codec),
-            None => "unquantized".to_owned(),
-        };
+        let name = row.label();
         let ppl = decimals(row.ppl);
-        let delta = row.delta_ln.filter(|_| row.target_bps.is_some()).map_or("–".to_owned(), |d| format!("{d:.3}"));
+        let delta = row.delta_ln.filter(|_| !row.is_unquantized()).map_or("–".to_owned(), |d| format!("{d:.3}"));
         let _ = writeln!(
             out,
             "| {name} | {:.3} | {:.3} | {:.3} | {:.1} | {ppl} ± {} | {delta} |",

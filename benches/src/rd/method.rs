@@ -7,6 +7,7 @@ use gosset_baselines::{Baseline, Rotation, families, named};
 use gosset_codec::{CodecSpec, Rate, codecs};
 
 use super::matrix::Matrix;
+use crate::kquants::KQUANTS;
 
 /// A way to quantize matrices that goes by a name, at the rates that it has.
 pub(super) struct Method {
@@ -97,7 +98,13 @@ pub(super) fn methods() -> Vec<Method> {
         rates: Rates::Only(family.rates),
         make: Box::new(move |rate| Ok(Box::new(named(family.name, rate, Rotation::DEFAULT)?))),
     });
-    codecs.chain(baselines).collect()
+    let kquants = KQUANTS.into_iter().map(|kquant| Method {
+        name: kquant.name.to_owned(),
+        about: kquant.about.to_owned(),
+        rates: Rates::Only(vec![kquant.payload_bps()]),
+        make: Box::new(move |_| Ok(Box::new(Box::new(kquant) as Box<dyn Baseline>))),
+    });
+    codecs.chain(baselines).chain(kquants).collect()
 }
 
 impl Quantizer for Box<dyn Baseline> {

@@ -73,9 +73,9 @@ fn gap(json: &str, file: &str) -> Result<String> {
 /// Perplexity over the rate, one line per codec.
 fn perplexity(json: &str, file: &str) -> Result<String> {
     let table: Evaluation = parse(json)?;
-    let baseline = table.rows.iter().find(|row| row.target_bps.is_none()).map(|row| row.ppl);
+    let baseline = table.rows.iter().find(|row| row.is_unquantized()).map(|row| row.ppl);
     // What rounds to the source's own levels says nothing about a codec.
-    let coded = table.rows.iter().filter(|row| row.target_bps.is_some() && !row.is_source_grid());
+    let coded = table.rows.iter().filter(|row| !row.is_unquantized() && !row.is_source_grid());
     let points: Vec<_> = coded.map(|row| (row.codec.as_str(), row.all_in_bps, row.ppl)).collect();
     let least = points.iter().map(|p| p.2).chain(baseline).fold(f64::INFINITY, f64::min);
     if !least.is_finite() {
