@@ -15,9 +15,9 @@ use crate::{CodecError, RateTarget, SchemeHeader, TrellisHeader, parallel};
 /// Streams that are looked at before the whole is encoded.
 const SAMPLE_STREAMS: usize = 8;
 /// Distance from the asked payload, in bits per value, at which a sample is good enough.
-const SAMPLE_ERROR_BPS: f64 = 0.001;
+const SAMPLE_ERROR_BPS: f64 = 0.002;
 /// Distance from the asked payload at which the whole is good enough.
-const ERROR_BPS: f64 = 0.003;
+const ERROR_BPS: f64 = 0.005;
 /// Attempts at either.
 const MAX_ATTEMPTS: usize = 5;
 /// Tables on either side of the one for Gaussian data that are tried: an octave.

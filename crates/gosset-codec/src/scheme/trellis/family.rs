@@ -22,7 +22,7 @@ pub(super) const OFFSET_UNIT: f32 = 1.0 / 256.0;
 /// Squared grid steps that one unit of cost (2^-16 bit) is worth.
 ///
 /// Lambda = 0.35 squared steps per bit is within 0.001 bits of the best at every rate from 0.6 to 4 bits.
-const LAMBDA: f32 = 0.35 / 65_536.0;
+pub(super) const LAMBDA: f32 = 0.35 / 65_536.0;
 
 /// A member of the family, as stored. Everything is symmetric in the sign of a point.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -22,7 +22,7 @@ mod train;
 
 pub(crate) use decode::TrellisDecoder;
 pub(crate) use encode::encode;
-pub use train::{TrellisCurvePoint, TrellisFamily, trellis_curve_source};
+pub use train::{TrellisCurvePoint, TrellisFamily, trellis_code_cost, trellis_curve_source};
 
 /// Words of all streams, one after the other.
 const WORDS: &str = "words";
