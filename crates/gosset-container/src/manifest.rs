@@ -21,7 +21,7 @@ pub const FORMAT_MINOR: u32 = 1;
 pub const GENERATOR: &str = concat!("gosset ", env!("CARGO_PKG_VERSION"));
 
 /// Lowest program version that reads each minor version of the format.
-pub const NEEDS: [&str; FORMAT_MINOR as usize + 1] = ["gosset 0.1.0", "gosset 0.2.0"];
+pub const NEEDS: [&str; FORMAT_MINOR as usize + 1] = ["gosset 0.1.0", "gosset 0.1.0"];
 
 /// Version of the format of one file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
