@@ -9,6 +9,7 @@ mod damage;
 mod eval;
 mod non_finite;
 mod patch;
+mod rate_distortion;
 mod rates;
 mod reference;
 mod text;

@@ -95,8 +95,12 @@ mod tests {
         assert!(grid_dimension("e8").unwrap_err().to_string().contains("higgs1, higgs2, higgs4"));
     }
 
+    /// Entropy slack of a fine Lloyd grid for pairs, in bits per weight: its codewords lie with density f^(1/2), so that the slack is
+    /// the divergence of N(0, I) from N(0, 2 I), (1 - 1/(2 ln 2)) / 2 for each coordinate.
+    const FINE_SLACK_BITS: f64 = 0.5 - 0.25 * std::f64::consts::LOG2_E;
+
     #[test]
-    fn the_parts_add_up_and_slack_matters_less_at_higher_rates() {
+    fn the_parts_add_up_and_slack_grows_towards_that_of_a_fine_grid() {
         let m = Matrix::gaussian(32, 2048, 5);
         let parts = decompose(&m, "higgs2").unwrap();
         for part in &parts {
@@ -104,8 +108,10 @@ mod tests {
             assert!((part.gap_bits - part.e8_gap_bits - sum).abs() < 1e-9, "{part:?}");
             assert!(part.index_entropy_slack_bits > 0.0 && part.finite_codebook_loss_bits > 0.0, "{part:?}");
         }
-        let share = |part: &GapParts| part.index_entropy_slack_bits / (part.gap_bits - part.e8_gap_bits);
-        let at = |rate: f64| share(parts.iter().find(|part| part.target_bps == rate).unwrap());
-        assert!(at(2.0) > at(4.0) && at(4.0) > at(6.0), "{parts:?}");
+        // Beyond 4 bits there are too few pairs for each codeword to tell the entropy.
+        let coarse: Vec<_> = parts.iter().filter(|part| part.target_bps <= 4.0).collect();
+        assert!(coarse.iter().all(|part| part.index_entropy_slack_bits < FINE_SLACK_BITS), "{parts:?}");
+        let grows = |pair: &[&GapParts]| pair[0].index_entropy_slack_bits < pair[1].index_entropy_slack_bits;
+        assert!(coarse.windows(2).all(grows), "{parts:?}");
     }
 }
