@@ -47,6 +47,7 @@ const fn class_bias(union: u32, shift: u32) -> i32 {
 
 /// The tables of one union: the entry of an index is `((index + bias) >> shift)`, limited to -`reach` … `reach` - 1, plus
 /// `reach`, which is below the length of both.
+#[cfg(target_arch = "x86_64")]
 pub(super) struct Lookup<'a> {
     pub shift: u32,
     pub bias: i32,
@@ -115,6 +116,7 @@ impl Quantizer {
     }
 
     /// The tables of a union, for vector instructions.
+    #[cfg(target_arch = "x86_64")]
     pub(super) fn lookup(&self, union: u32) -> Lookup<'_> {
         let Union { offsets, costs } = &self.unions[(union & 1) as usize];
         let bias = class_bias(union, self.shift);

@@ -38,7 +38,8 @@ pub(crate) fn encode(states: u32, target: RateTarget, units: &Units<'_>) -> Resu
     let code = checked_code(states)?;
     let curve = Curve::of(states);
     let n = units.values.len() as f64;
-    let max_alpha = f64::from(MAX_VALUE / units.peak.max(f32::MIN_POSITIVE)).min(crate::MAX_ALPHA);
+    // With room for the rounding of alpha and of its products.
+    let max_alpha = (0.999 * f64::from(MAX_VALUE) / f64::from(units.peak)).min(crate::MAX_ALPHA);
     let (setting, streams) = match target {
         RateTarget::Alpha(alpha) => {
             if alpha > max_alpha {

@@ -235,6 +235,9 @@ fn a_fixed_alpha_is_kept_or_refused() {
     spec.rotation = RotationSpec::None;
     let error = spec.check().unwrap().encode(MatRef::new(&spike, 1, 1 << 16).unwrap()).unwrap_err();
     assert!(matches!(error, CodecError::Magnitude { row: 0, .. }), "{error}");
+    // The row is divided by 2^-8, so that its largest value is 2^8: with this alpha just below 2^22.
+    spec.target = RateTarget::Alpha(16_360.0);
+    assert_eq!(decoded(&encoded(&spec, &spike, 1 << 16))[77], 1.0);
 }
 
 /// Gains are the least-squares ones, up to the rounding of the scale that they are part of.
