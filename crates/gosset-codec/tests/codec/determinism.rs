@@ -88,3 +88,20 @@ fn bytes_are_the_same_everywhere() {
         "{found:#x?}"
     );
 }
+
+/// The same for the ANS coder, whose tables, costs and gains are part of it.
+#[test]
+fn ans_bytes_are_the_same_everywhere() {
+    let (rows, cols) = (96, 172);
+    let x = exact_noise(rows * cols);
+    let fingerprints = [("e8", 3.0), ("e8", 7.0), ("d4", 2.0), ("a2", 4.5), ("z", 1.0)]
+        .map(|(name, bps)| fingerprint(&encode(&spec(name, bps).check().unwrap(), &x, rows, cols)));
+    let expected = [
+        0x01f6_eac2_fdda_362f,
+        0x9b5c_2edd_4567_70cf,
+        0x7245_bc10_6613_20de,
+        0xae02_7148_a82e_7f6a,
+        0xd385_eeb3_a4b2_06e1,
+    ];
+    assert_eq!(fingerprints, expected, "{fingerprints:#x?}");
+}

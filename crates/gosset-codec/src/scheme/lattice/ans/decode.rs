@@ -97,45 +97,66 @@ impl<'a> AnsDecoder<'a> {
         Ok(())
     }
 
-    #[inline(always)]
+    /// Decodes blocks whose coordinates have no raw bits.
     fn narrow_run<const N: usize>(&self, decoder: &mut StreamDecoder<'_>, blocks: &mut [[i32; N]]) {
-        let (groups, rest) = blocks.as_chunks_mut::<LANES>();
-        for group in groups {
-            for i in 0..N {
-                for lane in 0..LANES {
-                    if lane % 2 == 0 {
-                        decoder.refill();
-                    }
-                    self.narrow(decoder, lane, i, &mut group[lane]);
-                }
-            }
-        }
-        for i in 0..N {
-            for (lane, y) in rest.iter_mut().enumerate() {
-                decoder.refill();
-                self.narrow(decoder, lane, i, y);
-            }
-        }
+        // Two symbols take at most 20 of the 32 bits that a refill makes sure of.
+        run(
+            decoder,
+            blocks,
+            |lane| lane % 2 == 0,
+            |decoder, lane, i, y| {
+                let context = context::<N>(i, residue::<N>(i, y));
+                decoder.symbol(lane, &self.tables[context % MAX_CONTEXTS])
+            },
+        );
     }
 
-    #[inline(always)]
-    fn narrow<const N: usize>(&self, decoder: &mut StreamDecoder<'_>, lane: usize, i: usize, y: &mut [i32; N]) {
-        let context = context::<N>(i, residue::<N>(i, y));
-        y[coordinate::<N>(i)] = decoder.symbol(lane, &self.tables[context % MAX_CONTEXTS]);
-    }
-
+    /// Decodes blocks whose coordinates have raw bits.
     fn wide_run<const N: usize>(&self, decoder: &mut StreamDecoder<'_>, blocks: &mut [[i32; N]]) {
-        for group in blocks.chunks_mut(LANES) {
-            for i in 0..N {
-                for (lane, y) in group.iter_mut().enumerate() {
-                    decoder.refill();
-                    let high = decoder.symbol(lane, &self.tables[wide_context::<N>(i)]);
-                    let known = known_bits::<N>(i);
-                    let low = decoder.raw(self.raw_bits - known) << known;
-                    let low = low as i32 | residue::<N>(i, y);
-                    y[coordinate::<N>(i)] = high.wrapping_shl(self.raw_bits) | low;
+        let raw_bits = self.raw_bits;
+        run(
+            decoder,
+            blocks,
+            |_| true,
+            |decoder, lane, i, y| {
+                let high = decoder.symbol(lane, &self.tables[wide_context::<N>(i)]);
+                let known = known_bits::<N>(i);
+                let low = decoder.raw(raw_bits - known) << known;
+                high.wrapping_shl(raw_bits) | low as i32 | residue::<N>(i, y)
+            },
+        );
+    }
+}
+
+/// Decodes blocks, four at a time, by `value`, which is given the lane, the position and the block so far; `refills` tells
+/// before which lanes to refill.
+#[inline(always)]
+fn run<'w, const N: usize>(
+    decoder: &mut StreamDecoder<'w>,
+    blocks: &mut [[i32; N]],
+    refills: impl Fn(usize) -> bool,
+    value: impl Fn(&mut StreamDecoder<'w>, usize, usize, &[i32; N]) -> i32,
+) {
+    let (groups, rest) = blocks.as_chunks_mut::<LANES>();
+    // Local copies stay in registers.
+    let mut local = *decoder;
+    for group in groups {
+        let mut points = [[0; N]; LANES];
+        for i in 0..N {
+            for (lane, y) in points.iter_mut().enumerate() {
+                if refills(lane) {
+                    local.refill();
                 }
+                y[coordinate::<N>(i)] = value(&mut local, lane, i, y);
             }
         }
+        *group = points;
     }
+    for i in 0..N {
+        for (lane, y) in rest.iter_mut().enumerate() {
+            local.refill();
+            y[coordinate::<N>(i)] = value(&mut local, lane, i, y);
+        }
+    }
+    *decoder = local;
 }
