@@ -4,8 +4,11 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use clap::{Parser, Subcommand};
-use gosset_codec::{CodeKind, CodecSpec, DecodeScratch, Decoder, MatRef, RateTarget, SchemeHeader, calibrate, codecs};
+use clap::{Parser, Subcommand, ValueEnum};
+use gosset_codec::{
+    CodeHeader, CodeKind, CodecSpec, DecodeScratch, Decoder, MatRef, RateTarget, SchemeHeader, SchemeSpec, calibrate,
+    codecs,
+};
 use gosset_lattice::LatticeKind;
 use serde::Serialize;
 
@@ -21,13 +24,16 @@ struct Args {
 
 #[derive(Subcommand)]
 enum Verb {
-    /// Print the Rust source of the stored rate curves (crates/gosset-codec/src/scheme/lattice/curve_table.rs).
+    /// Print a stored table of the lattice codecs, made from Gaussian values.
     Calibrate {
-        /// Simulate on 2^LOG2_N values; the stored curves used 22.
+        /// Which table.
+        #[arg(long, value_enum, default_value_t = Table::RiceCurves)]
+        table: Table,
+        /// Simulate on 2^LOG2_N values; the stored tables used 22.
         #[arg(long, default_value_t = 22, value_parser = clap::value_parser!(u32).range(10..=30))]
         log2_n: u32,
     },
-    /// Print payload, all-in rate, distortion and ideal rate of every codec over a ladder of payloads.
+    /// Print payload, stream and all-in rate, distortion and ideal rate of every lattice codec over a ladder of payloads.
     Ladder {
         /// Print JSON.
         #[arg(long)]
@@ -56,32 +62,57 @@ enum Verb {
     },
 }
 
+/// A table that is kept in the repository.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Table {
+    /// Rust source of the rate curves under Rice codes (crates/gosset-codec/src/scheme/lattice/curve_table.rs).
+    RiceCurves,
+    /// Rust source of the rate curves under ANS (crates/gosset-codec/src/scheme/lattice/ans_curve_table.rs).
+    AnsCurves,
+    /// The frequency tables of ANS (crates/gosset-codec/tables/lattice-ans.txt).
+    AnsFamily,
+}
+
 fn default_specs() -> Vec<String> {
-    let e8 = [2, 3, 4].map(|bps| format!("e8-rice@{bps}"));
-    let others = codecs().iter().filter(|codec| codec.name != "e8-rice").map(|codec| format!("{}@3", codec.name));
-    e8.into_iter().chain(others).collect()
+    let e8 = ["e8", "e8-rice"].iter().flat_map(|name| [2, 3, 4].map(|bps| format!("{name}@{bps}")));
+    let others = ["d4", "a2", "z", "d4-rice", "a2-rice", "z-rice", "trellis-8"].map(|name| format!("{name}@3"));
+    e8.chain(others).collect()
 }
 
 fn main() -> Result<()> {
     match Args::parse().verb {
-        Verb::Calibrate { log2_n } => calibrate(1 << log2_n),
+        Verb::Calibrate { table, log2_n } => calibrate(table, log2_n),
         Verb::Ladder { json, step } => ladder(json, step),
         Verb::Speed { json, rows, cols, codecs, runs } => speed(json, rows, cols, &codecs, runs),
     }
 }
 
-fn calibrate(n: usize) -> Result<()> {
+fn calibrate(table: Table, log2_n: u32) -> Result<()> {
+    let values = calibrate::gaussian(1 << log2_n, CURVE_SEED);
+    let (code, suffix, title, command) = match table {
+        Table::AnsFamily => {
+            println!(
+                "# Frequency tables of the ANS coder, from 2^{log2_n} Gaussian values and the nearest-point maps of the lattices."
+            );
+            println!("# family member table k escape f_0 f_1 ... (docs/FORMAT.md). Made by");
+            println!("# `cargo run --release -p gosset-benches --bin rate -- calibrate --table ans-family`.");
+            print!("{}", calibrate::family_source(&values));
+            return Ok(());
+        }
+        Table::RiceCurves => (CodeKind::Rice, "RICE", "the Rice code", ""),
+        Table::AnsCurves => (CodeKind::Ans, "ANS", "the ANS coder and the least-squares gain", " --table ans-curves"),
+    };
     println!(
-        "//! Rate curves of the lattices under the Rice code, on 2^{} Gaussian values: rows of alpha, payload in bits per value\n\
-         //! and signal-to-noise ratio in decibels. Made by `cargo run --release -p gosset-benches --bin rate -- calibrate`.\n\
-         #![allow(clippy::approx_constant, reason = \"powers of two in octaves are no misspelt constants\")]",
-        n.ilog2()
+        "//! Rate curves of the lattices under {title}, on 2^{log2_n} Gaussian values: rows of alpha, payload in bits per value\n\
+         //! and signal-to-noise ratio in decibels. Made by\n\
+         //! `cargo run --release -p gosset-benches --bin rate -- calibrate{command}`.\n\
+         #![allow(clippy::approx_constant, reason = \"powers of two in octaves are no misspelt constants\")]"
     );
-    let values = calibrate::gaussian(n, CURVE_SEED);
     for lattice in LatticeKind::ALL {
         eprintln!("simulating {lattice}");
-        let curve = calibrate::curve(lattice, CodeKind::Rice, &values);
-        print!("\n{}", calibrate::table_source(&format!("{}_RICE", lattice.name().to_uppercase()), &curve));
+        let curve = calibrate::curve(lattice, code, &values);
+        let name = format!("{}_{suffix}", lattice.name().to_uppercase());
+        print!("\n{}", calibrate::table_source(&name, &curve));
     }
     Ok(())
 }
@@ -91,12 +122,15 @@ struct LadderRow {
     codec: &'static str,
     target_bps: f64,
     payload_bps: f64,
+    stream_bps: f64,
     all_in_bps: f64,
     snr_db: f64,
-    /// Rate of an ideal coder with one table per symbol position, at the same alpha.
+    /// Rate of an ideal coder at the same alpha, with one table per symbol position (Rice) or context (ANS).
     entropy_bps: f64,
     /// Rate-distortion bound of Gaussian values at that distortion.
     bound_bps: f64,
+    /// What the streams take beyond it.
+    gap_bps: f64,
     alpha: f64,
 }
 
@@ -109,27 +143,33 @@ fn ladder(json: bool, step: f64) -> Result<()> {
     let mut table = Vec::new();
     for codec in codecs() {
         for i in 0.. {
-            let target_bps = 1.5 + step * f64::from(i);
+            let target_bps = 1.25 + step * f64::from(i);
             if target_bps > 6.0 {
                 break;
             }
-            let encoded =
-                CodecSpec::named(codec.name, target_bps)?.check()?.encode(MatRef::new(&weights, rows, cols)?)?;
+            // Fixed rates leave the loop too.
+            let Ok(spec) = CodecSpec::named(codec.name, target_bps) else { break };
+            let SchemeSpec::Lattice { .. } = spec.scheme else { break };
+            let encoded = spec.check()?.encode(MatRef::new(&weights, rows, cols)?)?;
             let mut decoded = vec![0.0; weights.len()];
             encoded.decoder()?.decode_rows(0..rows, &mut decoded, &mut DecodeScratch::new())?;
             let snr_db = snr_db(&weights, &decoded);
             let SchemeHeader::Lattice(header) = &encoded.header.scheme else { bail!("{} is no lattice", codec.name) };
             let alpha = f64::from(header.alpha);
-            let simulated = calibrate::simulate(header.lattice.0, CodeKind::Rice, alpha, &weights);
+            let code = if let CodeHeader::Ans { .. } = header.code { CodeKind::Ans } else { CodeKind::Rice };
+            let simulated = calibrate::simulate(header.lattice.0, code, alpha, &weights);
             let rate = encoded.rate();
+            let bound_bps = snr_db / (20.0 * 2f64.log10());
             table.push(LadderRow {
                 codec: codec.name,
                 target_bps,
                 payload_bps: rate.payload_bps(),
+                stream_bps: rate.stream_bps(),
                 all_in_bps: rate.all_in_bps(),
                 snr_db,
                 entropy_bps: simulated.entropy_bps,
-                bound_bps: snr_db / (20.0 * 2f64.log10()),
+                bound_bps,
+                gap_bps: rate.stream_bps() - bound_bps,
                 alpha,
             });
         }
@@ -140,17 +180,19 @@ fn ladder(json: bool, step: f64) -> Result<()> {
             serde_json::to_string_pretty(&serde_json::json!({ "rows": rows, "cols": cols, "ladder": table }))?
         );
     } else {
-        println!("codec     target  payload   all-in   SNR dB  entropy   bound    alpha");
+        println!("codec     target  payload   stream   all-in   SNR dB  entropy   bound     gap    alpha");
         for row in table {
             println!(
-                "{:9} {:6.2} {:8.4} {:8.4} {:8.2} {:8.4} {:7.4} {:8.3}",
+                "{:9} {:6.2} {:8.4} {:8.4} {:8.4} {:8.2} {:8.4} {:7.4} {:7.4} {:8.3}",
                 row.codec,
                 row.target_bps,
                 row.payload_bps,
+                row.stream_bps,
                 row.all_in_bps,
                 row.snr_db,
                 row.entropy_bps,
                 row.bound_bps,
+                row.gap_bps,
                 row.alpha
             );
         }
@@ -168,7 +210,7 @@ fn snr_db(x: &[f32], decoded: &[f32]) -> f64 {
 struct SpeedRow {
     codec: String,
     payload_bps: f64,
-    /// Millions of weights per second: alpha given.
+    /// Millions of weights per second: alpha given, where there is one.
     encode_mws: f64,
     /// Alpha searched for.
     encode_target_mws: f64,
@@ -211,9 +253,13 @@ fn speed_row(text: &str, weights: &[f32], rows: usize, cols: usize, runs: usize)
     let codec = spec.check()?;
     let encoded = codec.encode(matrix)?;
     let encode_target = best_of(runs, || codec.encode(matrix).map(drop))?;
-    let SchemeHeader::Lattice(header) = &encoded.header.scheme else { bail!("{text} is no lattice") };
-    let fixed = CodecSpec { target: RateTarget::Alpha(f64::from(header.alpha)), ..spec }.check()?;
-    let encode = best_of(runs, || fixed.encode(matrix).map(drop))?;
+    let encode = match &encoded.header.scheme {
+        SchemeHeader::Lattice(header) => {
+            let fixed = CodecSpec { target: RateTarget::Alpha(f64::from(header.alpha)), ..spec }.check()?;
+            best_of(runs, || fixed.encode(matrix).map(drop))?
+        }
+        _ => encode_target,
+    };
     let decoder = encoded.decoder()?;
     let mut out = vec![0.0; weights.len()];
     let decode_rotated = best_of(runs, || in_blocks(&decoder, &mut out, Decoder::decode_rows_rotated))?;
