@@ -326,9 +326,13 @@ impl CodecSpec {
     /// The working codec of this specification.
     ///
     /// # Errors
-    /// [`CodecError::RateRange`], [`CodecError::Alpha`] or [`CodecError::Rotation`] for values that no matrix can be
-    /// encoded with. Widths that the tile cannot serve are found when a matrix is given.
+    /// [`CodecError::UnknownCodec`] for a scheme that no codec has; [`CodecError::RateRange`], [`CodecError::Alpha`] or
+    /// [`CodecError::Rotation`] for values that no matrix can be encoded with. Widths that the tile cannot serve are
+    /// found when a matrix is given.
     pub fn check(&self) -> Result<Codec, CodecError> {
+        if self.scheme.name().is_none() {
+            return Err(CodecError::UnknownCodec { name: format!("{:?}", self.scheme) });
+        }
         let info = self.info();
         match self.target {
             RateTarget::PayloadBps(asked) if info.rates.is_some_and(|rates| !rates.contains(&asked)) => {
@@ -397,6 +401,14 @@ mod tests {
         spec.target = RateTarget::Alpha(2.0);
         spec.rotation = RotationSpec::Rht { tile: 96, seed: 0 };
         assert!(matches!(spec.check(), Err(CodecError::Rotation(_))));
+    }
+
+    #[test]
+    fn schemes_that_no_codec_has_are_refused() {
+        let mut spec = CodecSpec::parse("trellis-8@2").unwrap();
+        spec.scheme = SchemeSpec::Trellis { states: 16 };
+        let error = spec.check().unwrap_err();
+        assert!(matches!(&error, CodecError::UnknownCodec { name } if name.contains("16")), "{error}");
     }
 
     #[test]
