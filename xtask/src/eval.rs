@@ -50,11 +50,14 @@ pub(crate) struct EvalArgs {
     /// Score every window.
     #[arg(long)]
     full: bool,
-    /// Payload rates in bits per weight, comma-separated [default: 4,3,2].
+    /// Payload rates in bits per weight, comma-separated [default: 4,3,2, or none if --target-bpw is given].
     #[arg(long, value_name = "LIST", conflicts_with = "container")]
     rates: Option<String>,
-    /// Codecs, comma-separated; `e8-rice@3.5` fixes the rate of one, `none` asks for the unquantized model alone
-    /// [default: e8-rice].
+    /// All-in rates in bits per weight, comma-separated: every byte of the quantized tensors counts.
+    #[arg(long, value_name = "LIST", conflicts_with = "container")]
+    target_bpw: Option<String>,
+    /// Codecs and baselines, comma-separated: `e8`, `shift-16`, `trellis-256`, `higgs2`, `q3_k`, `nf4`, …; `e8-rice@3.5` fixes the
+    /// rate of one, `none` asks for the unquantized model alone [default: the best data-free codec; the run says which and why].
     #[arg(long, value_name = "LIST", conflicts_with = "container")]
     codecs: Option<String>,
     /// Quantize embeddings and output head too, at this payload rate.
@@ -153,6 +156,7 @@ fn ppl_args(workspace: &Workspace, args: &EvalArgs) -> Result<(Vec<String>, bool
     for (flag, value) in [
         ("--protocol", args.protocol.clone()),
         ("--rates", args.rates.clone()),
+        ("--target-bpw", args.target_bpw.clone()),
         ("--codecs", args.codecs.clone()),
         ("--embeddings", args.embeddings.map(|rate| rate.to_string())),
         ("--threads", args.threads.map(|n| n.to_string())),
@@ -284,11 +288,12 @@ mod tests {
     #[test]
     fn options_reach_the_binary() {
         let text = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
-        let words = "--rates 4,3.5 --codecs e8-rice@3.5 --protocol half-2048 --windows 3 --threads 2 --json --text";
+        let words = "--rates 4,3.5 --target-bpw 3,2 --codecs e8-rice@3.5 --protocol half-2048 --windows 3 --threads 2 --json --text";
         let words: Vec<&str> = words.split(' ').chain([text, "--", "--seed", "7"]).collect();
         let (args, _) = mapped(&words).unwrap();
         for (flag, value) in [
             ("--rates", "4,3.5"),
+            ("--target-bpw", "3,2"),
             ("--codecs", "e8-rice@3.5"),
             ("--protocol", "half-2048"),
             ("--windows", "3"),
