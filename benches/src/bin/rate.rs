@@ -91,11 +91,6 @@ fn calibrate(table: Table, log2_n: u32) -> Result<()> {
     let values = calibrate::gaussian(1 << log2_n, CURVE_SEED);
     let (code, suffix, title, command) = match table {
         Table::AnsFamily => {
-            println!(
-                "# Frequency tables of the ANS coder, from 2^{log2_n} Gaussian values and the nearest-point maps of the lattices."
-            );
-            println!("# family member table k escape f_0 f_1 ... (docs/FORMAT.md). Made by");
-            println!("# `cargo run --release -p gosset-benches --bin rate -- calibrate --table ans-family`.");
             print!("{}", calibrate::family_source(&values));
             return Ok(());
         }

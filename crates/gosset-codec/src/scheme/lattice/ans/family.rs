@@ -1,5 +1,8 @@
 //! The family of frequency tables: integers that are part of the format, in the file `tables/lattice-ans.txt`.
 //!
+//! The file was made by `cargo run --release -p gosset-benches --bin rate -- calibrate --table ans-family`, from 2^22 Gaussian values
+//! and the nearest-point maps; encoders choose among its members by exact integer cost.
+//!
 //! Two kinds of members, by the number w of raw bits in the header:
 //!
 //! - **narrow**, w = 0: per lattice, members 0 to 104 made for alpha = 2^(m/16 − 2), one table per context of
@@ -162,7 +165,7 @@ struct Family {
 impl Family {
     /// The family in `text`; `None` if anything in it is not as the format says.
     fn parse(text: &str) -> Option<Self> {
-        let mut lines = text.lines().filter(|line| !line.starts_with('#'));
+        let mut lines = text.lines();
         let mut next = |family: &str, member: usize, kind: &TableKind| {
             let mut fields = lines.next()?.split(' ');
             let matches =
