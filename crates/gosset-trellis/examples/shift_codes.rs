@@ -44,6 +44,9 @@ impl Random {
     }
 }
 
+/// Bits of the state with which tables of pairs are trained.
+const TRAINING_STATE_BITS: u8 = 15;
+
 /// Columns of the rows of a search.
 const COLS: usize = 1024;
 
@@ -188,19 +191,20 @@ impl Search {
 
     /// Multipliers for every number of state bits: some at random, and those that come near to the same paces around the
     /// ring as the best for one bit less.
-    fn multipliers(&self) -> Vec<[u32; 2]> {
+    fn multipliers(&self, max_state_bits: u8) -> Vec<[u32; 2]> {
         let mut random = Random(u64::from(self.bits) << 8 | self.code as u64);
         let mut beam: Vec<(f64, [u32; 2])> = Vec::new();
         let mut found = Vec::new();
-        for state_bits in MIN_STATE_BITS..=MAX_STATE_BITS {
+        for state_bits in MIN_STATE_BITS..=max_state_bits {
             let n = 1u32 << state_bits;
             let odd = |random: &mut Random, n: u32| (random.next() % u64::from(n)) as u32 | 1;
             let near = |x: u32| [-3, -1, 1, 3].map(|d| (2 * x).wrapping_add_signed(d) % n);
             let two = self.code == ShiftCode::Quantiles && self.bits <= 4;
             let n_fresh = match state_bits {
                 12 => 3000,
-                13..=15 => 600,
-                _ => 200,
+                13..=15 => 400,
+                16 => 150,
+                _ => 40,
             };
             let mut candidates: Vec<[u32; 2]> = (0..n_fresh)
                 .map(|_| {
@@ -222,7 +226,7 @@ impl Search {
                     }
                 }
             }
-            beam = self.select(state_bits, candidates, &[(4 * COLS, 160), (16 * COLS, 32), (64 * COLS, 12)]);
+            beam = self.select(state_bits, candidates, &[(4 * COLS, 48), (16 * COLS, 16), (48 * COLS, 8)]);
             println!("L = {state_bits}: gap {:.4} with {:x?}", gap(self.bits, beam[0].0), beam[0].1);
             found.push(beam[0].1);
         }
@@ -231,8 +235,8 @@ impl Search {
 
     /// The step of least error, within a hundredth.
     fn step(&self, state_bits: u8, multipliers: [u32; 2]) -> f32 {
-        let data = Random(2000 + u64::from(state_bits)).gaussian(64 * COLS);
-        let steps: Vec<f32> = (-6..=8).map(|i| first_step(self.bits) + 0.01 * i as f32).collect();
+        let data = Random(2000 + u64::from(state_bits)).gaussian(16 * COLS);
+        let steps: Vec<f32> = (-5..=5).map(|i| first_step(self.bits) + 0.01 * i as f32).collect();
         let errors = parallel(&steps, |&step| measure(&self.trellis(state_bits, multipliers, step), &data, COLS).0);
         let least = (0..steps.len()).min_by(|&a, &b| errors[a].total_cmp(&errors[b]));
         steps[least.expect("there are steps")]
@@ -240,7 +244,7 @@ impl Search {
 
     /// Pairs moved to the means of what they stand for, by and by, on fresh data each time.
     fn train(&mut self, multipliers: [u32; 2]) {
-        const STATE_BITS: u8 = 16;
+        const STATE_BITS: u8 = TRAINING_STATE_BITS;
         let step = first_step(self.bits);
         let ring = self.ring_of_pairs(multipliers[1]);
         let mut pairs: Vec<[f64; 2]> = ring.iter().map(|&word| [word as u16, (word >> 16) as u16].map(half)).collect();
@@ -286,13 +290,12 @@ impl Search {
     }
 
     fn run(&mut self) -> Vec<Found> {
-        let multipliers = self.multipliers();
         if self.code == ShiftCode::Pairs {
-            // The table belongs to one pace, which all numbers of state bits are then searched for.
-            let best = multipliers[4];
-            self.train(best);
+            // The pace of the second weight is found with few states; the table then belongs to it.
+            let found = self.multipliers(TRAINING_STATE_BITS);
+            self.train(found[found.len() - 1]);
         }
-        let multipliers = if self.code == ShiftCode::Pairs { self.multipliers() } else { multipliers };
+        let multipliers = self.multipliers(MAX_STATE_BITS);
         let mut found = Vec::new();
         for (state_bits, multipliers) in (MIN_STATE_BITS..).zip(multipliers) {
             let step = self.step(state_bits, multipliers);
@@ -342,7 +345,7 @@ fn search(name: &str, code: ShiftCode, bits: u8) {
 /// Writes the table of constants from what the searches left.
 fn assemble() {
     let mut out = String::from("//! Constants of the codes, made by `--example shift_codes -- all`.\n\n");
-    out += "/// The quantiles above the middle, binary16.\npub(super) const QUANTILES: [u16; 512] = [\n";
+    out += "/// The quantiles above the middle, binary16.\npub(super) const UPPER_QUANTILES: [u16; 512] = [\n";
     for line in quantiles()[TABLE_LEN / 2..].chunks(12) {
         out += &format!("    {},\n", line.iter().map(|half| format!("{half:#06x}")).collect::<Vec<_>>().join(", "));
     }

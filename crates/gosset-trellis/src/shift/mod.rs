@@ -27,11 +27,11 @@
 mod arch;
 mod code;
 mod constants;
+mod constants_table;
 mod decode;
 mod encode;
 mod layout;
 mod spec;
-mod tables;
 mod viterbi;
 
 pub use arch::Backend;
