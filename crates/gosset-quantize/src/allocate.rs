@@ -161,7 +161,11 @@ pub(crate) fn mixed(
 }
 
 /// Noise over signal at a signal-to-noise ratio in decibels: 10^(−snr/10).
+///
+/// The ratio is rounded to a millionth, because a codec may have computed it with a logarithm, which differs in the last bit between
+/// machines.
 fn relative_error(snr_db: f64) -> f64 {
+    let snr_db = (snr_db * 1e6).round() / 1e6;
     exp2(-snr_db * (std::f64::consts::LOG2_10 / 10.0))
 }
 

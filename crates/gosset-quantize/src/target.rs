@@ -26,9 +26,12 @@ pub enum QuantizeTarget {
 #[non_exhaustive]
 pub enum Allocation {
     /// A relative error counts as often as its tensor has weights, so all tensors have one rate where codec and sizes allow it.
-    #[default]
     Uniform,
-    /// The relative error of every tensor counts the same: four times the weights cost a tensor one bit of rate.
+    /// The relative error of every tensor counts the same: a tensor of four times the weights gets one bit less.
+    ///
+    /// The default, because it was measured to be better: SmolLM2-135M with `e8-rice` on the first 3 windows of the WikiText-2 test
+    /// text has perplexity 68.4 instead of 101.5 at 3 bits per weight all in, 27.2 instead of 29.1 at 4.
+    #[default]
     EqualSlope,
 }
 
