@@ -21,13 +21,15 @@ const CHECK_POINTS: usize = 1 << 22;
 const PASSES: usize = 400;
 
 /// Noisy passes from each start.
-const NOISY_PASSES: usize = 200;
+const NOISY_PASSES: usize = 300;
 
 /// Their first noise, in distance scales of the codebook.
 const SHAKE: f64 = 0.5;
 
-/// Random starts, besides the spiral in the plane.
-const RANDOM_STARTS: u64 = 3;
+/// Random starts, besides the spiral in the plane: many of the small codebooks, of which few arrangements are best.
+fn random_starts(n: usize) -> u64 {
+    (6144 / n as u64).clamp(3, 24)
+}
 
 fn main() -> ExitCode {
     let args: Vec<String> = env::args().skip(1).collect();
@@ -82,12 +84,15 @@ fn n_points(n: usize) -> usize {
 
 fn plane(n: usize) -> Vec<[f32; 2]> {
     let spiral = std::iter::once(lloyd::spiral_start(n));
-    let random = (0..RANDOM_STARTS).map(|start| lloyd::random_start(n, SEED + start));
+    let random = (0..random_starts(n)).map(|start| lloyd::random_start(n, SEED + start));
     best(&lloyd::even_normals::<2>(n_points(n)), spiral.chain(random))
 }
 
 fn space(n: usize) -> Vec<[f32; 4]> {
-    best(&lloyd::even_normals::<4>(n_points(n)), (0..RANDOM_STARTS).map(|start| lloyd::random_start(n, SEED + start)))
+    best(
+        &lloyd::even_normals::<4>(n_points(n)),
+        (0..random_starts(n)).map(|start| lloyd::random_start(n, SEED + start)),
+    )
 }
 
 /// The best codebook from several starts: relaxed on an eighth of the points, then run to convergence on all.
