@@ -1,33 +1,23 @@
 //! `cargo xtask eval`: builds the release binary `ppl` and runs it on resolved paths.
 
 use std::{
-    env, io,
-    io::BufReader,
     path::{Path, PathBuf, absolute},
-    process::{Child, Command, ExitCode, Stdio},
-    sync::mpsc,
-    time::{Duration, Instant},
+    process::ExitCode,
 };
 
 use anyhow::{Context, Result, bail};
-use cargo_metadata::Message;
 use clap::Args;
 
 use crate::{
+    binary,
     digest::check_file,
     fetch::Models,
-    workspace::{Workspace, cache_dir, data_dir, exit_code},
+    workspace::{Workspace, cache_dir, data_dir, utf8},
 };
 
 /// WikiText-2 raw, test split.
 const WIKITEXT2: (&str, u64, &str) =
     ("wikitext-2/wiki.test.raw", 1_290_590, "173c87a53759e0201f33e0ccf978e510c2042d7f2cb78229d9a50d79b9e7dd08");
-
-/// Time between two looks at the child.
-const POLL: Duration = Duration::from_millis(50);
-
-/// Time that the child has to clean up.
-const GRACE: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Args)]
 pub(crate) struct EvalArgs {
@@ -85,33 +75,8 @@ pub(crate) struct EvalArgs {
 
 pub(crate) fn run(workspace: &Workspace, args: &EvalArgs) -> Result<ExitCode> {
     let (ppl_args, hub) = ppl_args(workspace, args)?;
-    let binary = build(workspace, hub)?;
-    let mut child =
-        Command::new(&binary).args(&ppl_args).spawn().with_context(|| format!("starting {}", binary.display()))?;
-    wait_politely(&mut child)
-}
-
-/// Waits for the child. Ctrl-C reaches it as well, and it is the child that has files to clean up, so this process stays until it
-/// has done so; a signal that reached only this process ends the child after [`GRACE`].
-fn wait_politely(child: &mut Child) -> Result<ExitCode> {
-    let (signal, signalled) = mpsc::channel();
-    ctrlc::set_handler(move || {
-        // Nobody listens any more once the child has ended.
-        let _ = signal.send(());
-    })
-    .context("installing the Ctrl-C handler")?;
-    let mut deadline = None;
-    loop {
-        if let Some(status) = child.try_wait()? {
-            return Ok(exit_code(status));
-        }
-        if signalled.recv_timeout(POLL).is_ok() {
-            deadline.get_or_insert_with(|| Instant::now() + GRACE);
-        }
-        if deadline.is_some_and(|deadline| Instant::now() > deadline) {
-            child.kill()?;
-        }
-    }
+    let features: &[&str] = if hub { &["hub"] } else { &[] };
+    binary::run(&binary::build(workspace, "ppl", features)?, &ppl_args)
 }
 
 /// The command line of `ppl`, and whether it needs the hub.
@@ -222,39 +187,6 @@ fn wikitext2() -> Result<PathBuf> {
 
 fn existing(path: &Path) -> Result<PathBuf> {
     path.canonicalize().with_context(|| format!("{}", path.display()))
-}
-
-fn utf8(path: &Path) -> Result<String> {
-    path.to_str().map(str::to_owned).with_context(|| format!("{}: expected a path in UTF-8", path.display()))
-}
-
-/// Builds `ppl` in release mode and returns its path.
-fn build(workspace: &Workspace, hub: bool) -> Result<PathBuf> {
-    let mut cargo = workspace.cargo();
-    cargo.args(["build", "--release", "--package", "gosset-benches", "--bin", "ppl"]);
-    cargo.args(["--message-format", "json-render-diagnostics"]);
-    if hub {
-        cargo.args(["--features", "hub"]);
-    }
-    // The release build of the runtime takes minutes the first time, and cargo says so on stderr.
-    if env::var_os("CARGO_TERM_QUIET").is_none() {
-        eprintln!("building ppl (release)");
-    }
-    let mut child = cargo.stdout(Stdio::piped()).stderr(io::stderr()).spawn().context("starting cargo")?;
-    let stdout = child.stdout.take().context("cargo's stdout is piped")?;
-    let mut binary = None;
-    for message in Message::parse_stream(BufReader::new(stdout)) {
-        match message? {
-            Message::CompilerArtifact(artifact) if artifact.target.name == "ppl" => {
-                binary = artifact.executable.or(binary);
-            }
-            _ => {}
-        }
-    }
-    if !child.wait()?.success() {
-        bail!("building ppl failed");
-    }
-    Ok(binary.context("cargo named no executable for ppl")?.into_std_path_buf())
 }
 
 #[cfg(test)]

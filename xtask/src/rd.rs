@@ -12,7 +12,7 @@ use clap::Args;
 use crate::{
     binary,
     fetch::Models,
-    workspace::{Workspace, cache_dir},
+    workspace::{Workspace, cache_dir, utf8},
 };
 
 /// Sources that `rd` draws by itself.
@@ -128,10 +128,6 @@ fn plain(path: &Path) -> Result<String> {
         bail!("{text}: expected a path without commas, which separate the sources");
     }
     Ok(text)
-}
-
-fn utf8(path: &Path) -> Result<String> {
-    path.to_str().map(str::to_owned).with_context(|| format!("{}: expected a path in UTF-8", path.display()))
 }
 
 /// The command that was typed.

@@ -66,6 +66,11 @@ pub(crate) fn exit_code(status: ExitStatus) -> ExitCode {
     }
 }
 
+/// A path as the argument of a program.
+pub(crate) fn utf8(path: &Path) -> Result<String> {
+    path.to_str().map(str::to_owned).with_context(|| format!("{}: expected a path in UTF-8", path.display()))
+}
+
 /// `98_362_432` as `98.4 MB`.
 pub(crate) fn megabytes(bytes: u64) -> String {
     format!("{:.1} MB", bytes as f64 / 1e6)
