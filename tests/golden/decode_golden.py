@@ -1,13 +1,17 @@
 #!/usr/bin/env python3
 """Decodes a Gosset container of format 1 as docs/FORMAT.md describes it, and nothing else. Standard library only.
 
-    python3 tests/golden/decode_golden.py tests/golden/format-1.0.gosset
+    python3 tests/golden/decode_golden.py tests/golden/format-1.1.gosset
 
 Checks every checksum, decodes every tensor, and compares with the .json file of the same name, if there is one: integer points and
-the bits of every f32 value. Exits with 1 at the first difference. It shares no code with the Rust crates.
+the bits of every f32 value. Exits with 1 at the first difference. It shares no code with the Rust crates; tables that are part of
+the format are read from the files that the page names.
 """
 
+import ast
+import functools
 import json
+import pathlib
 import re
 import struct
 import sys
@@ -192,7 +196,7 @@ def numbers(plane):
     return struct.unpack(f"<{shape[0]}{CODES[dtype]}", raw)
 
 
-# ---- lattice scheme ----
+# ---- bits and Rice codes ----
 
 
 class Bits:
@@ -247,7 +251,7 @@ def rice(bits, at, k):
     return (q << k) | bits.read(at + q + 1, k), at + q + 1 + k
 
 
-def decode_points(lattice, ks, n, words, lengths, bases):
+def decode_rice(lattice, ks, n, words, lengths, bases):
     dim = DIMENSION[lattice]
     n_symbols = -(-n // dim) * dim
     n_streams = -(-n_symbols // 512)
@@ -268,6 +272,293 @@ def decode_points(lattice, ks, n, words, lengths, bases):
         for i in range(0, len(symbols), dim):
             points += unstrip(lattice, symbols[i : i + dim])
     return points[:n]
+
+
+# ---- the ANS coder ----
+
+
+class Table:
+    """What the 1024 states mean: symbol value (None for the escape), bits to read, base."""
+
+    def __init__(self, freq_of, step, order, escape):
+        values = sorted(freq_of)
+        self.first, self.last, self.step, self.order = values[0], values[-1], step, order
+        check(values == list(range(self.first, self.last + 1, step)), "run of a table")
+        freqs = [freq_of[v] for v in values] + [escape]
+        check(sum(freqs) == 1024 and all(1 <= f <= 1002 for f in freqs), "frequencies of a table")
+        self.entries = []
+        for _, symbol, j in sorted(((2 * j + 1 << 24) // f, s, j) for s, f in enumerate(freqs) for j in range(f)):
+            x = freqs[symbol] + j
+            n = 11 - x.bit_length()
+            self.entries.append((None if symbol == len(values) else values[symbol], n, (x << n) - 1024))
+
+
+class AnsStream:
+    """A stream of n values in its words: values of lanes, and raw bits."""
+
+    def __init__(self, words, n):
+        check(64 * 32 * len(words) >= n, "words too few for the values of a stream")
+        self.text, self.at = Bits(words).text, 0
+        self.lanes = [self.raw(10) for _ in range(4)]
+
+    def raw(self, n):
+        start, self.at = self.at, self.at + n
+        check(self.at <= len(self.text), "bits beyond the stream")
+        return int(self.text[start : self.at] or "0", 2)
+
+    def value(self, lane, table):
+        value, n, base = table.entries[self.lanes[lane]]
+        self.lanes[lane] = base + self.raw(n)
+        return self.escaped(table) if value is None else value
+
+    def escaped(self, table):
+        global n_escapes
+        n_escapes += 1
+        below, m = self.raw(1), 0
+        while self.raw(1) == 0:
+            m += 1
+        check(m + table.order <= 31, "escape")
+        e = (1 << m + table.order) + self.raw(m + table.order) - (1 << table.order)
+        value = table.first - (e + 1) * table.step if below else table.last + (e + 1) * table.step
+        check(-(1 << 31) <= value < 1 << 31, "escaped value")
+        return value
+
+    def finish(self):
+        check(self.lanes == [0] * 4, "final state of a lane")
+        rest = self.text[self.at :]
+        check(len(rest) < 32 and "1" not in rest, "end of a stream")
+
+
+def streams(words, lengths, n, stream_len):
+    """Each stream, with the number of its values."""
+    check(len(lengths) == -(-n // stream_len) and sum(lengths) == len(words), "lengths of streams")
+    at = 0
+    for i, length in enumerate(lengths):
+        n_values = min(stream_len, n - stream_len * i)
+        yield AnsStream(words[at : at + length], n_values), n_values
+        at += length
+
+
+def wrapped(x):
+    """x modulo 2^32 as a signed number."""
+    return (x + (1 << 31) & M32) - (1 << 31)
+
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def part_of_the_format(path):
+    return (ROOT / path).read_text()
+
+
+# ---- lattices under ANS ----
+
+# Per table: step of the run, and the values that the i-th frequency stands for.
+RUNS = {
+    "any": (1, lambda i: {i, -i}),
+    "even": (2, lambda i: {2 * i, -2 * i}),
+    "odd": (2, lambda i: {2 * i + 1, -2 * i - 1}),
+    "mod4-0": (4, lambda i: {4 * i, -4 * i}),
+    "mod4-1": (4, lambda i: {(-1) ** i * (2 * i + 1)}),
+    "mod4-2": (4, lambda i: {4 * i + 2, -4 * i - 2}),
+    "floor": (1, lambda i: {i, -1 - i}),
+}
+CONTEXTS = {
+    "z": ["any"],
+    "a2": ["any", "even", "odd"],
+    "d4": ["even", "mod4-0", "mod4-2"],
+    "e8": ["any", "even", "odd", "mod4-0", "mod4-1", "mod4-2"],
+}
+
+
+@functools.cache
+def lattice_lines():
+    lines = {}
+    for line in part_of_the_format("crates/gosset-codec/tables/lattice-ans.txt").splitlines():
+        family, member, table, *rest = line.split(" ")
+        lines[family, int(member), table] = [int(x) for x in rest]
+    return lines
+
+
+def line_table(family, member, table, sign=1):
+    check((family, member, table) in lattice_lines(), f"no table {member} in the family {family}")
+    order, escape, *freqs = lattice_lines()[family, member, table]
+    step, values = RUNS[table]
+    return Table({sign * v: f for i, f in enumerate(freqs) for v in values(i)}, step, order, escape)
+
+
+def residue(lattice, i, y):
+    """Residue, number of its bits and context of coordinate i, from those decoded before."""
+    if lattice == "a2" and i == 0:
+        return y[1] % 2, 1, 1 + y[1] % 2
+    if lattice == "d4":
+        r = -sum(y[:3]) % 4 if i == 3 else 0
+        return (r, 2, 1 + r // 2) if i == 3 else (r, 1, 0)
+    if lattice == "e8" and i > 0:
+        r = -sum(y[:7]) % 4 if i == 7 else y[0] % 2
+        return (r, 2, 3 + r) if i == 7 else (r, 1, 1 + r)
+    return 0, 0, 0
+
+
+def decode_ans(lattice, code, n, words, lengths):
+    dim, member, w = DIMENSION[lattice], code["table"], code["raw_bits"]
+    order = [1, 0] if lattice == "a2" else range(dim)
+    if w == 0:
+        tables = [line_table(lattice, member, table) for table in CONTEXTS[lattice]]
+        if lattice == "e8":
+            tables.append(line_table(lattice, member, "mod4-1", sign=-1))
+    else:
+        check((2 if dim >= 4 else 1) <= w <= 20, "raw bits")
+        wide = line_table("wide", member, "floor")
+        smaller = line_table("wide", max(member - 13, 0), "floor")
+    points = []
+    for stream, n_values in streams(words, lengths, -(-n // dim) * dim, 32768):
+        blocks = [[0] * dim for _ in range(n_values // dim)]
+        for start in range(0, len(blocks), 4):
+            for i in order:
+                for lane, y in enumerate(blocks[start : start + 4]):
+                    rho, n_known, context = residue(lattice, i, y)
+                    if w == 0:
+                        y[i] = stream.value(lane, tables[context])
+                    else:
+                        v = stream.value(lane, smaller if lattice == "a2" and i == 0 else wide)
+                        y[i] = wrapped((v << w) + (stream.raw(w - n_known) << n_known) + rho)
+        stream.finish()
+        points += [coordinate for y in blocks for coordinate in y]
+    return points[:n]
+
+
+# ---- the entropy-coded trellis ----
+
+PARITY_CHECKS = {8: (0o17, 0o2), 64: (0o127, 0o42), 256: (0o467, 0o242)}
+
+
+def decode_trellis(scheme, n, words, lengths):
+    family = json.loads(part_of_the_format("crates/gosset-codec/tables/trellis-family.json"))
+    t = scheme["table"]
+    check(0 <= t <= 121 and scheme["states"] in PARITY_CHECKS, "table or states of a trellis")
+    member, r = (t, 0) if t < 62 else (50 + (t - 62) % 12, 1 + (t - 62) // 12)
+    member = family["members"][member]
+    tables = []
+    for u, name in enumerate(("even", "odd")):
+        *freqs, escape = member[name]
+        run = {sign * (2 * i + u): f for i, f in enumerate(freqs) for sign in (1, -1)}
+        tables.append(Table(run, 2, member["escape_orders"][u], escape))
+    t0, t1 = (h // 2 for h in PARITY_CHECKS[scheme["states"]])
+    points = []
+    for stream, n_values in streams(words, lengths, n, 16384):
+        paths = [0] * 8
+        for i in range(n_values):
+            s = paths[i % 8]
+            u = s % 2
+            v = stream.value(i % 4, tables[u])
+            b = 2 ** (r - 1) if u == 0 and r > 0 else 0
+            j = v // 2 * 2**r + stream.raw(r) - b
+            points.append(wrapped(2 * j + u))
+            paths[i % 8] = s // 2 ^ u * t0 ^ j % 2 * t1
+        stream.finish()
+    offsets = [0] + (member["offsets"] if r == 0 else [])
+    units = []
+    for y in points:
+        offset = offsets[abs(y)] / 256 if abs(y) < len(offsets) else 0.0
+        units.append(f32(y + offset if y < 0 else y - offset))
+    return points, units
+
+
+# ---- the bit-shift trellis ----
+
+SHIFT_BITS = [2, 3, 4, 5, 6, 8]
+
+
+@functools.cache
+def shift_constants():
+    """The arrays of the file: their literals read the same in Rust and in Python."""
+    text = part_of_the_format("crates/gosset-trellis/src/shift/constants_table.rs")
+    text = re.sub("//.*", "", text)
+    return {name: ast.literal_eval(array) for name, array in re.findall(r"const (\w+): [^=]* = (\[[^;=]*\]);", text)}
+
+
+def halves(numbers):
+    return struct.unpack(f"<{len(numbers)}e", struct.pack(f"<{len(numbers)}H", *numbers))
+
+
+def shift_code(code, k, length):
+    """Multipliers, and the tables that the products of each look their weight up in."""
+    constants = shift_constants()
+    if code == "quantiles":
+        multipliers, *_ = constants["QUANTILES"][SHIFT_BITS.index(k)][length - 12]
+        upper = constants["UPPER_QUANTILES"]
+        table = halves([h + 0x8000 for h in reversed(upper)] + upper)
+        return multipliers, [table, table]
+    check(code == "pairs" and k <= 4, "code of a bit-shift trellis")
+    (multiplier, _), *_ = constants["PAIRS"][k - 2][length - 12]
+    pairs = constants["PAIR_TABLES"][k - 2]
+    return [multiplier] * 2, [halves([p & 0xFFFF for p in pairs]), halves([p >> 16 for p in pairs])]
+
+
+def decode_shift(scheme, rows, cols, words):
+    k, length, order = scheme["bits"], scheme["state_bits"], scheme["order"]
+    check(k in SHIFT_BITS and 12 <= length <= 18 and order in ("rows", "tiles"), "bits or order of a bit-shift trellis")
+    multipliers, tables = shift_code(scheme["code"], k, length)
+    v = 2 if k <= 4 else 1
+    if order == "rows":
+        unit = {3: 96, 6: 96, 5: 160}.get(k, 32)
+        n_bits = -(-(-(-cols // v) * v * k) // unit) * unit
+        n_strings = rows
+    else:
+        tiles_across = -(-cols // 16)
+        n_bits = 256 * k
+        n_strings = -(-rows // 16) * tiles_across
+    per_string = n_bits // 32
+    check(len(words) == per_string * n_strings, "words of a bit-shift trellis")
+    points, units = [0] * (rows * cols), [0.0] * (rows * cols)
+    for string in range(n_strings):
+        text = Bits(words[per_string * string : per_string * (string + 1)]).text
+        ring = text[n_bits - length :] + text
+        for step in range(n_bits // (k * v)):
+            end = k * v * (step + 1)
+            state = int(ring[end : end + length], 2)
+            for i in range(v):
+                p = v * step + i
+                if order == "rows":
+                    row, col = string, p
+                else:
+                    lane, register = p // 8, p // 2 % 4
+                    row = 16 * (string // tiles_across) + lane // 4 + 8 * (register % 2)
+                    col = 16 * (string % tiles_across) + 2 * (lane % 4) + 8 * (register // 2) + p % 2
+                if row < rows and col < cols:
+                    points[row * cols + col] = state
+                    units[row * cols + col] = tables[i][state * multipliers[i] % 2**length >> length - 10]
+    return points, units
+
+
+# ---- schemes ----
+
+SCALING = {"scales", "exact_rows", "exact_values"}
+
+
+def decode_units(header, plane):
+    """Points and units of all scalars, and the step of the scheme."""
+    n = header["rows"] * header["cols"]
+    ((kind, scheme),) = header["scheme"].items()
+    names = {"lattice": {"words", "lengths"}, "trellis": {"words", "lengths"}, "shift": {"words"}}[kind]
+    if kind == "lattice":
+        lattice = scheme["lattice"]
+        ((code_kind, code),) = scheme["code"].items()
+        if code_kind == "rice":
+            names = names | {"bases"}
+            points = decode_rice(lattice, code["ks"], n, plane["words"], plane["lengths"], plane["bases"])
+        else:
+            check(code_kind == "ans", "code")
+            points = decode_ans(lattice, code, n, plane["words"], plane["lengths"])
+        axis = AXIS[lattice]
+        units = [f32(f32(y) * axis[i % len(axis)]) for i, y in enumerate(points)]
+    elif kind == "trellis":
+        points, units = decode_trellis(scheme, n, plane["words"], plane["lengths"])
+    else:
+        points, units = decode_shift(scheme, header["rows"], header["cols"], plane["words"])
+    check(names <= set(plane) <= names | SCALING, "planes of a tensor")
+    return points, units, f32(scheme["step"])
 
 
 # ---- rotation ----
@@ -310,10 +601,8 @@ def inverse_rht(row, runs, sign):
     check(at == len(row), "tile runs")
 
 
-def decode_values(header, points, plane):
+def decode_values(header, units, step, plane):
     rows, cols = header["rows"], header["cols"]
-    scheme = header["scheme"]["lattice"]
-    axis, step = AXIS[scheme["lattice"]], f32(scheme["step"])
     scales = [bf16(b) for b in plane["scales"]]
     check(len(scales) == rows, "scales")
     rotation = header["rotation"]
@@ -329,10 +618,7 @@ def decode_values(header, points, plane):
             row = [0.0] * cols
         else:
             factor = f32(scales[r] * step)
-            row = []
-            for i in range(r * cols, (r + 1) * cols):
-                unit = f32(f32(points[i]) * axis[i % len(axis)])
-                row.append(f32(factor * unit))
+            row = [f32(factor * unit) for unit in units[r * cols : (r + 1) * cols]]
             if rotated:
                 inverse_rht(row, runs, sign)
         out += row
@@ -352,11 +638,9 @@ def main(path):
         coded = t["storage"]["coded"]
         header = coded["header"]
         plane = {p["name"]: numbers(take(planes, f"{name}#{escape(p['name'])}", p["xxh3"])) for p in coded["planes"]}
-        scheme = header["scheme"]["lattice"]
         n = header["rows"] * header["cols"]
-        ks = scheme["code"]["rice"]["ks"]
-        points = decode_points(scheme["lattice"], ks, n, plane["words"], plane["lengths"], plane["bases"])
-        values = decode_values(header, points, plane)
+        points, units, step = decode_units(header, plane)
+        values = decode_values(header, units, step, plane)
         found[t["name"]] = {
             "shape": [header["rows"], header["cols"]],
             "points_xxh3": f"{xxh3(struct.pack(f'<{n}i', *points)):016x}",

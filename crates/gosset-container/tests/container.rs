@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use gosset_codec::{CodecSpec, DecodeScratch, EncodedMatrix, MatRef, Plane, PlaneData};
 use gosset_container::safetensors_header as st;
-use gosset_container::{Container, ContainerError, ContainerKind, ManifestInfo, Writer};
+use gosset_container::{Container, ContainerError, ContainerKind, FORMAT_MINOR, ManifestInfo, Writer};
 use proptest::prelude::*;
 use serde_json::json;
 
@@ -372,11 +372,52 @@ fn i01_versions_name_both_sides() {
         }
     }
     assert!(matches!(with("4294967296", "0"), Err(ContainerError::Version { .. })));
-    // A newer minor version that this reader has no words for is told as such, not as damage.
-    let header =
-        header.replace(version, "\\\"format\\\":{\\\"major\\\":1,\\\"minor\\\":2}").replacen("rice", "lace", 1);
-    fs::write(&target, rebuilt(&header, &bytes[8 + len..])).unwrap();
-    assert!(matches!(Container::open(&target), Err(ContainerError::Version { .. })));
+    // A newer minor version that this reader has no words for is told as such, not as damage; the same in a version that it
+    // knows all of is damage.
+    let with_scheme = |minor: u32, from: &str, to: &str| {
+        let format = format!("\\\"format\\\":{{\\\"major\\\":1,\\\"minor\\\":{minor}}}");
+        let header = header.replace(version, &format).replacen(from, to, 1);
+        let header = header.replacen("needs\\\":\\\"gosset 0.1.0", "needs\\\":\\\"gosset 9.7.0", 1);
+        fs::write(&target, rebuilt(&header, &bytes[8 + len..])).unwrap();
+        Container::open(&target).map(|_| ()).unwrap_err()
+    };
+    for (from, to) in [("\\\"lattice\\\":{", "\\\"mosaic\\\":{"), ("\\\"rice\\\"", "\\\"lace\\\"")] {
+        assert!(header.contains(from), "{from}");
+        let newer = FORMAT_MINOR + 1;
+        let error = with_scheme(newer, from, to);
+        assert!(matches!(error, ContainerError::Version { .. }), "{error}");
+        let text = error.to_string();
+        for part in [&format!("format 1.{newer}"), "made by gosset 0.1.0", "needs gosset 9.7.0"] {
+            assert!(text.contains(part), "{part} in {text}");
+        }
+        for minor in 0..=FORMAT_MINOR {
+            let error = with_scheme(minor, from, to);
+            assert!(matches!(error, ContainerError::Manifest { .. }), "{error}");
+        }
+    }
+}
+
+#[test]
+fn i01_a_file_says_the_lowest_version_that_reads_it() {
+    let dir = tempfile::tempdir().unwrap();
+    for (specs, minor) in [
+        (&["e8-rice@3", "z-rice@2"][..], 0),
+        (&["e8@3"], 1),
+        (&["z-rice@2", "trellis-8@2"], 1),
+        (&["shift-12@2", "z-rice@2"], 1),
+    ] {
+        let path = dir.path().join(format!("{}.gosset", specs[0]));
+        let mut w = Writer::create(&path, false).unwrap();
+        for &spec in specs {
+            w.add_matrix(spec, &matrix(spec, 3, 32), "F32").unwrap();
+        }
+        w.finish(info()).unwrap();
+        let c = Container::open(&path).unwrap();
+        c.verify().unwrap();
+        assert_eq!((c.manifest().format.major, c.manifest().format.minor), (1, minor), "{specs:?}");
+        // No release read 1.0 alone.
+        assert_eq!((c.manifest().needs.as_str(), c.manifest().generator.as_str()), ("gosset 0.1.0", "gosset 0.1.0"));
+    }
 }
 
 #[test]
