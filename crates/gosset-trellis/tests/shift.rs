@@ -1,9 +1,10 @@
 //! Laws of the bit-shift trellis.
+#![allow(clippy::unwrap_used, reason = "helpers of tests, which fail by panicking")]
 
 use gosset_trellis::TrellisError;
 use gosset_trellis::shift::{
-    Backend, MAX_STATE_BITS, MIN_STATE_BITS, ShiftCode, ShiftDecoder, ShiftEncoder, ShiftLayout, ShiftOrder, ShiftScratch,
-    ShiftSpec, ShiftTrellis,
+    Backend, MAX_STATE_BITS, MIN_STATE_BITS, ShiftCode, ShiftDecoder, ShiftEncoder, ShiftLayout, ShiftOrder,
+    ShiftScratch, ShiftSpec, ShiftTrellis,
 };
 use proptest::prelude::*;
 
@@ -76,9 +77,9 @@ fn every_backend_finds_the_same_words_and_decodes_them_alike() {
     for spec in all_specs() {
         // Rows that need padding, and enough of them for one group and a rest; short, since debug builds are slow.
         let (rows, cols) = match (spec.order, spec.state_bits) {
-            (ShiftOrder::Rows, 15..) => (1, 5),
-            (ShiftOrder::Rows, _) => (5, 13),
-            (ShiftOrder::Tiles, 13..) => continue,
+            (ShiftOrder::Rows, ..=14) => (5, 13),
+            (ShiftOrder::Rows, 18) => (1, 5),
+            (_, 13..) => continue,
             _ => (17, 19),
         };
         let trellis = spec.check().unwrap();
@@ -141,7 +142,9 @@ fn least_error(trellis: &ShiftTrellis, x: &[f32], seam: u32) -> f64 {
 
 #[test]
 fn no_ring_through_the_same_seam_is_better() {
-    for (bits, code) in [(2, ShiftCode::Quantiles), (3, ShiftCode::Pairs), (4, ShiftCode::Quantiles), (5, ShiftCode::Quantiles)] {
+    for (bits, code) in
+        [(2, ShiftCode::Quantiles), (3, ShiftCode::Pairs), (4, ShiftCode::Quantiles), (5, ShiftCode::Quantiles)]
+    {
         let trellis = spec(bits, 12, code, ShiftOrder::Rows).check().unwrap();
         let layout = trellis.layout(1, 32).unwrap();
         let x = noise(u64::from(bits), 32);
@@ -218,7 +221,10 @@ fn what_does_not_fit_is_refused() {
         (ShiftSpec { bits: 7, ..good }, "bits per weight: expected 2, 3, 4, 5, 6 or 8, found 7"),
         (ShiftSpec { state_bits: 19, ..good }, "state bits: expected 12 to 18, found 19"),
         (ShiftSpec { state_bits: 11, ..good }, "state bits: expected 12 to 18, found 11"),
-        (ShiftSpec { bits: 5, code: ShiftCode::Pairs, ..good }, "bits per weight of a code of pairs: expected 2, 3 or 4, found 5"),
+        (
+            ShiftSpec { bits: 5, code: ShiftCode::Pairs, ..good },
+            "bits per weight of a code of pairs: expected 2, 3 or 4, found 5",
+        ),
     ] {
         assert_eq!(bad.check().unwrap_err().to_string(), message);
     }
@@ -228,7 +234,8 @@ fn what_does_not_fit_is_refused() {
     let mut scratch = ShiftScratch::new();
     let mut words = [0; 6];
     let is_length = |result: Result<(), TrellisError>| assert!(matches!(result, Err(TrellisError::Length { .. })));
-    let is_parameter = |result: Result<(), TrellisError>| assert!(matches!(result, Err(TrellisError::Parameter { .. })));
+    let is_parameter =
+        |result: Result<(), TrellisError>| assert!(matches!(result, Err(TrellisError::Parameter { .. })));
     is_length(encoder.encode(&layout, &[0.0; 63], 0..2, &mut words, &mut scratch));
     is_length(encoder.encode(&layout, &[0.0; 64], 0..1, &mut words, &mut scratch));
     is_parameter(encoder.encode(&layout, &[0.0; 64], 1..3, &mut words, &mut scratch));

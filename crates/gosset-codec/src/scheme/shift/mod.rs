@@ -59,12 +59,7 @@ fn bits_of(target: RateTarget) -> u8 {
     }
 }
 
-fn trellis(
-    bits: u8,
-    state_bits: u8,
-    code: ShiftCodeKind,
-    order: ShiftOrderKind,
-) -> Result<ShiftTrellis, TrellisError> {
+fn trellis(bits: u8, state_bits: u8, code: ShiftCodeKind, order: ShiftOrderKind) -> Result<ShiftTrellis, TrellisError> {
     let code = match code {
         ShiftCodeKind::Quantiles => ShiftCode::Quantiles,
         ShiftCodeKind::Pairs => ShiftCode::Pairs,
@@ -82,6 +77,8 @@ fn refused(error: TrellisError) -> CodecError {
         TrellisError::Parameter { name, expected, found } => {
             CodecError::Header { field: name, found: found.to_string(), expected: expected.to_owned() }
         }
-        other => CodecError::Header { field: "scheme", found: other.to_string(), expected: "a shift trellis".to_owned() },
+        other => {
+            CodecError::Header { field: "scheme", found: other.to_string(), expected: "a shift trellis".to_owned() }
+        }
     }
 }
