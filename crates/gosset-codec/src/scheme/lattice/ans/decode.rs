@@ -4,11 +4,12 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 use gosset_entropy::STREAM_LEN;
-use gosset_entropy::ans::{self, DecodeTable, LANES, StreamDecoder};
+use gosset_entropy::ans::{self, LANES, StreamDecoder};
 use gosset_lattice::LatticeKind;
 
 use super::coding::{MAX_CONTEXTS, context, coordinate, known_bits, residue, wide_context};
-use super::{ANS_STREAM_LEN, MAX_RAW_BITS, family};
+use super::family::{self, DecodeTables};
+use super::{ANS_STREAM_LEN, MAX_RAW_BITS};
 use crate::CodecError;
 use crate::scheme::StreamError;
 
@@ -21,7 +22,7 @@ pub(crate) struct AnsDecoder<'a> {
     words: Cow<'a, [u32]>,
     /// First word of each stream, and the end of the last.
     starts: Vec<u64>,
-    tables: Box<[DecodeTable; MAX_CONTEXTS]>,
+    tables: &'static DecodeTables,
     raw_bits: u32,
     /// Values of all streams, rounded up to whole blocks.
     n_values: usize,
@@ -42,7 +43,7 @@ impl<'a> AnsDecoder<'a> {
             return Err(CodecError::Header { field: "raw_bits", found: raw_bits.to_string(), expected });
         }
         let raw_bits = u32::from(raw_bits);
-        let Some(member) = family::member(lattice, raw_bits, usize::from(member)) else {
+        let Some(tables) = family::decode_tables(lattice, raw_bits, usize::from(member)) else {
             let expected = format!("less than {}", family::n_members(raw_bits));
             return Err(CodecError::Header { field: "table", found: member.to_string(), expected });
         };
@@ -59,8 +60,7 @@ impl<'a> AnsDecoder<'a> {
             starts.push(end);
         }
         crate::plane::check_len("words", words.len(), end)?;
-        let tables = std::array::from_fn(|context| DecodeTable::new(member[context.min(member.len() - 1)]));
-        Ok(Self { words, starts, tables: Box::new(tables), raw_bits, n_values: n_values as usize })
+        Ok(Self { words, starts, tables, raw_bits, n_values: n_values as usize })
     }
 
     /// Decodes the values in `range` and calls `visit` with runs of points, the place of the first value of each and the part

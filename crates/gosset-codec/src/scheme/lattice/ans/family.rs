@@ -29,8 +29,10 @@
 
 use std::sync::OnceLock;
 
-use gosset_entropy::ans::FreqTable;
+use gosset_entropy::ans::{DecodeTable, FreqTable};
 use gosset_lattice::LatticeKind;
+
+use super::coding::MAX_CONTEXTS;
 
 /// The file.
 static SOURCE: &str = include_str!("../../../../tables/lattice-ans.txt");
@@ -194,6 +196,27 @@ impl Family {
         static FAMILY: OnceLock<Family> = OnceLock::new();
         FAMILY.get_or_init(|| Family::parse(SOURCE).expect("the committed file parses, as a test shows"))
     }
+}
+
+/// State tables of a member by context; contexts that the lattice lacks repeat the last.
+pub(crate) type DecodeTables = [DecodeTable; MAX_CONTEXTS];
+
+/// The state tables of a member; `None` if there is no such member.
+///
+/// Made when a member is first asked for and kept: matrices of a model share a few members, and a decoder is often made for one
+/// product. All members together would be 17 MiB.
+pub(crate) fn decode_tables(lattice: LatticeKind, raw_bits: u32, index: usize) -> Option<&'static DecodeTables> {
+    type Kept = OnceLock<Box<DecodeTables>>;
+    static NARROW: [[Kept; N_NARROW]; 4] = [const { [const { OnceLock::new() }; N_NARROW] }; 4];
+    static WIDE: [[Kept; N_WIDE]; 2] = [const { [const { OnceLock::new() }; N_WIDE] }; 2];
+    let kept = if raw_bits == 0 {
+        NARROW[LatticeKind::ALL.iter().position(|&kind| kind == lattice)?].get(index)?
+    } else {
+        WIDE[usize::from(lattice == LatticeKind::A2)].get(index)?
+    };
+    let tables = member(lattice, raw_bits, index)?;
+    let table = |context: usize| DecodeTable::new(tables[context.min(tables.len() - 1)]);
+    Some(kept.get_or_init(|| Box::new(std::array::from_fn(table))))
 }
 
 /// The member made for the alpha nearest to `alpha`, or for the smallest above it.
