@@ -3,7 +3,7 @@
 use half::f16;
 
 use crate::baseline::check_weights;
-use crate::groups::{for_groups, groups_per_row, half_scale, nearest_level};
+use crate::groups::{for_groups, groups_per_row, half_scale, nearest_level, thresholds};
 use crate::nf4::{decode, encoded};
 use crate::{Baseline, BaselineError, Encoded};
 
@@ -13,11 +13,14 @@ use crate::{Baseline, BaselineError, Encoded};
 const LEVELS: [f32; 16] =
     [-127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0, 38.0, 53.0, 69.0, 89.0, 113.0];
 
+/// What separates them.
+const THRESHOLDS: [f32; 15] = thresholds(&LEVELS);
+
 /// Weights per group.
 const GROUP: usize = 32;
 
-/// Scales tried on each side of the one that puts the largest weight on the outermost level.
-const TRIES: i32 = 7;
+/// Scales tried on each side of the one that puts the largest weight on an outermost level.
+const TRIES: i32 = 5;
 
 /// 16 levels that are denser near zero, groups of 32 with an fp16 scale: 4.5 bits per weight.
 ///
@@ -29,49 +32,39 @@ const TRIES: i32 = 7;
 pub struct Iq4Nl;
 
 impl Iq4Nl {
-    /// The best stored scale of a group.
+    /// The best scale of a group.
     fn scale(values: &[f32]) -> Result<f16, f32> {
         let peak = values.iter().fold(0f32, |peak, &v| if v.abs() > peak.abs() { v } else { peak });
-        let mut best = (half_scale(0.0)?, squared_error(values, 0.0));
         if peak == 0.0 {
-            return Ok(best.0);
+            return half_scale(0.0);
         }
+        let (mut best, mut best_gain) = (0.0, 0.0);
         for outermost in [LEVELS[0], LEVELS[15]] {
             for step in -TRIES..=TRIES {
-                let mut scale = peak / (outermost + step as f32);
-                for _ in 0..2 {
-                    let stored = half_scale(scale)?;
-                    let error = squared_error(values, stored.to_f32());
-                    if error < best.1 {
-                        best = (stored, error);
-                    }
-                    scale = least_squares(values, stored.to_f32());
+                let (dot, energy) = products(values, peak / (outermost + step as f32));
+                // With these codes the best scale is dot / energy, which takes dot^2 / energy off the squared error.
+                let gain = dot * (dot / energy);
+                if gain > best_gain {
+                    (best, best_gain) = (dot / energy, gain);
                 }
             }
         }
-        Ok(best.0)
+        half_scale(best)
     }
 }
 
-fn level(v: f32, scale: f32) -> f32 {
-    LEVELS[usize::from(code(v, scale))]
-}
-
 fn code(v: f32, scale: f32) -> u16 {
-    nearest_level(&LEVELS, if scale == 0.0 { 0.0 } else { v / scale })
+    nearest_level(&THRESHOLDS, if scale == 0.0 { 0.0 } else { v / scale })
 }
 
-fn squared_error(values: &[f32], scale: f32) -> f32 {
-    values.iter().map(|&v| v - level(v, scale) * scale).fold(0.0, |sum, e| sum + e * e)
-}
-
-/// The scale of least squared error for the codes that `scale` gives; finite, since no level is 0.
-fn least_squares(values: &[f32], scale: f32) -> f32 {
-    let (dot, energy) = values.iter().fold((0.0, 0.0), |(dot, energy), &v| {
-        let level = level(v, scale);
+/// Product of values and levels, and the energy of the levels, for the codes that `scale` gives; the energy is positive, since no
+/// level is 0.
+fn products(values: &[f32], scale: f32) -> (f32, f32) {
+    let inverse = 1.0 / scale;
+    values.iter().fold((0.0, 0.0), |(dot, energy), &v| {
+        let level = LEVELS[usize::from(nearest_level(&THRESHOLDS, v * inverse))];
         (dot + level * v, energy + level * level)
-    });
-    dot / energy
+    })
 }
 
 impl Baseline for Iq4Nl {

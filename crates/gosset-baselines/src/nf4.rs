@@ -3,7 +3,7 @@
 use gosset_entropy::Rate;
 
 use crate::baseline::{check_shape, check_weights};
-use crate::groups::{CODES, for_groups, groups_per_row, half_scale, nearest_level, read_scales};
+use crate::groups::{CODES, for_groups, groups_per_row, half_scale, nearest_level, read_scales, thresholds};
 use crate::pack::{pack, packed_len, padding_bits, unpack};
 use crate::rows::SCALES;
 use crate::{Baseline, BaselineError, Encoded, Plane};
@@ -30,6 +30,9 @@ const LEVELS: [f32; 16] = [
     1.0,
 ];
 
+/// What separates them.
+const THRESHOLDS: [f32; 15] = thresholds(&LEVELS);
+
 /// Weights per group.
 const GROUP: usize = 64;
 
@@ -55,7 +58,8 @@ impl Baseline for Nf4 {
             let scale = half_scale(values.iter().fold(0f32, |max, v| max.max(v.abs())))?;
             scales.extend(scale.to_le_bytes());
             let scale = scale.to_f32();
-            codes.extend(values.iter().map(|&v| nearest_level(&LEVELS, if scale == 0.0 { 0.0 } else { v / scale })));
+            codes
+                .extend(values.iter().map(|&v| nearest_level(&THRESHOLDS, if scale == 0.0 { 0.0 } else { v / scale })));
             Ok(())
         })?;
         Ok(encoded(n, rows * groups_per_row(cols, GROUP), &codes, scales))
