@@ -26,5 +26,5 @@ pub use manifest::{
     PlaneEntry, Section, Storage, TensorEntry,
 };
 pub use reader::{CodedTensor, Container, RawTensor};
-pub use verify::VerifyReport;
+pub use verify::{VerifyProgress, VerifyReport};
 pub use writer::{ManifestInfo, Summary, Writer};

@@ -21,6 +21,19 @@ pub struct VerifyReport {
     pub n_weights: u64,
 }
 
+/// Where [`Container::verify_with`] is: checksums are behind it, a tensor is being decoded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct VerifyProgress<'a> {
+    /// The tensor.
+    pub tensor: &'a str,
+    /// Its number, from 0.
+    pub index: usize,
+    /// How many there are.
+    pub total: usize,
+    /// Weights decoded before.
+    pub weights_done: u64,
+}
+
 impl Container {
     /// Computes the checksum of every plane and decodes every stream of every coded tensor.
     ///
@@ -30,6 +43,15 @@ impl Container {
     ///
     /// [`ContainerError::Damaged`] with every part that is damaged.
     pub fn verify(&self) -> Result<VerifyReport, ContainerError> {
+        self.verify_with(&mut |_| {})
+    }
+
+    /// [`verify`](Container::verify), telling before each tensor how far it is.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`verify`](Container::verify).
+    pub fn verify_with(&self, progress: &mut dyn FnMut(VerifyProgress<'_>)) -> Result<VerifyReport, ContainerError> {
         let mut report = VerifyReport::default();
         let mut problems = Vec::new();
         for slot in &self.slots {
@@ -43,6 +65,8 @@ impl Container {
         }
         let mut scratch = DecodeScratch::new();
         for (index, entry) in self.entries().iter().enumerate() {
+            let (total, weights_done) = (self.entries().len(), report.n_weights);
+            progress(VerifyProgress { tensor: &entry.name, index, total, weights_done });
             let decoded = match self.unchecked_decoder(index) {
                 None => continue,
                 Some(Ok(decoder)) => decode_all(&decoder, &mut scratch),

@@ -6,8 +6,8 @@ use std::fs;
 
 use gosset_container::Container;
 use gosset_quantize::{
-    Action, Allocation, Override, QuantizeError, QuantizeOptions, QuantizeTarget, Report, SafetensorsSource, Silent,
-    TensorWeight, plan, run,
+    Action, Allocation, FloatDtype, ModelSource, Override, QuantizeError, QuantizeOptions, QuantizeTarget, Report,
+    SafetensorsSource, Silent, TensorWeight, dequantize, plan, run,
 };
 use gosset_tests::t0::{T0, safetensors};
 use tempfile::TempDir;
@@ -225,7 +225,7 @@ fn rows_that_are_stored_exactly_are_paid_for() {
 #[test]
 fn a_dry_run_knows_the_size() {
     let case = Case::of(&T0::llama());
-    let options = bytes("e8-rice", 150_000);
+    let options = QuantizeOptions { allocation: Allocation::Uniform, ..bytes("e8-rice", 150_000) };
     let p = plan(&case.source, &options).unwrap();
     assert!(p.estimate().file_bytes <= 150_000 && p.estimate().file_bytes > 149_500);
     let asked: Vec<f64> = p
@@ -237,4 +237,108 @@ fn a_dry_run_knows_the_size() {
         })
         .collect();
     assert!(asked.iter().all(|&r| r == asked[0]) && asked.len() == 14, "{asked:?}");
+}
+
+/// A rate that the codec takes, near 3.
+fn middle_rate(codec: &gosset_codec::CodecInfo) -> f64 {
+    codec.rates.map_or(3.0, |rates| rates[rates.len() / 2])
+}
+
+#[test]
+fn every_codec_takes_bare_matrices_there_and_back() {
+    let case = Case::matrices(&[(16, 96), (5, 130)]);
+    for codec in gosset_codec::codecs() {
+        let (report, _) = case.quantize(&QuantizeOptions::new(codec.name, middle_rate(codec))).unwrap();
+        let container = Container::open(&case.dir.path().join("out.gosset")).unwrap();
+        container.verify().unwrap();
+        assert_eq!(container.ledger().unwrap().causes.total_bits(), container.file_bytes() * 8);
+        let minor = if codec.name.ends_with("-rice") { 0 } else { 1 };
+        assert_eq!(container.manifest().format.minor, minor, "{}", codec.name);
+        let folder = case.dir.path().join(codec.name);
+        dequantize(&container, &folder, FloatDtype::F32, None, &Silent).unwrap();
+        let back = SafetensorsSource::open(&folder.join("model.safetensors")).unwrap();
+        for (index, t) in back.tensors().iter().enumerate() {
+            let (rows, cols) = t.rows_cols();
+            let (mut x, mut y) = (vec![0f32; rows * cols], vec![0f32; rows * cols]);
+            case.source.read_rows(index, 0..rows, &mut x).unwrap();
+            back.read_rows(index, 0..rows, &mut y).unwrap();
+            let signal: f64 = x.iter().map(|&v| f64::from(v).powi(2)).sum();
+            let noise: f64 = x.iter().zip(&y).map(|(&a, &b)| f64::from(a - b).powi(2)).sum();
+            let line = report.tensors.iter().find(|line| line.name == t.name).unwrap();
+            // What the report says is what anyone measures from the files; and no codec is worse than 1 bit from the bound.
+            assert!((line.relative_error.unwrap() - noise / signal).abs() < 1e-6, "{}", codec.name);
+            assert!(line.snr_db.unwrap() > 6.02 * (middle_rate(codec) - 1.0), "{}: {:?}", codec.name, line.snr_db);
+        }
+    }
+}
+
+#[test]
+fn a02_fixed_rates_are_refused_by_name() {
+    let case = Case::of(&T0::llama());
+    let error = case.quantize(&QuantizeOptions::new("shift-12", 3.5)).unwrap_err().to_string();
+    assert!(error.contains("shift-12") && error.contains("3.5") && error.contains("2, 3, 4"), "{error}");
+    let overrides = vec![Override::parse("*.1.mlp.down_proj.weight=3.5").unwrap()];
+    match case.quantize(&QuantizeOptions { overrides, ..QuantizeOptions::new("shift-12", 3.0) }) {
+        Err(QuantizeError::OverrideImpossible { tensor, reason, .. }) => {
+            assert_eq!(tensor, "model.layers.1.mlp.down_proj.weight");
+            assert!(reason.contains("2, 3, 4"), "{reason}");
+        }
+        other => panic!("{other:?}"),
+    }
+    let embeddings = QuantizeOptions { embeddings: Some(2.5), ..QuantizeOptions::new("shift-12", 3.0) };
+    assert!(matches!(case.quantize(&embeddings), Err(QuantizeError::Options(_))));
+}
+
+#[test]
+fn fixed_rates_are_mixed_over_tensors() {
+    let case = Case::matrices(&[(64, 128), (32, 128), (64, 128), (16, 128), (32, 64), (64, 96)]);
+    let set = gosset_codec::codecs().iter().find(|c| c.name == "shift-12").unwrap().rates.unwrap();
+    for bpw in [3.6, 4.0, 5.5] {
+        for allocation in Allocation::ALL {
+            let (report, _) = case.quantize(&QuantizeOptions { allocation, ..all_in("shift-12", bpw) }).unwrap();
+            let found = case.all_in_bpw();
+            // The smallest step left is one bit for the smallest tensor.
+            let step = 16.0 * 128.0 / report.n_quantized as f64;
+            assert!(found <= bpw && found > bpw - 2.0 * step, "{bpw}, {allocation:?}: {found}");
+            assert!(report.tensors.iter().all(|t| set.contains(&t.target_bps.unwrap())));
+            assert!(report.warnings.is_empty(), "{:?}", report.warnings);
+        }
+    }
+    for asked in [1.5, 12.0] {
+        assert!(matches!(case.quantize(&all_in("shift-12", asked)), Err(QuantizeError::TargetRange { .. })));
+    }
+}
+
+#[test]
+fn entropy_coded_trellises_meet_targets_too() {
+    let case = Case::matrices(&[(128, 512), (64, 256), (256, 256)]);
+    for bpw in [1.5, 2.3] {
+        let options = QuantizeOptions { allocation: Allocation::EqualSlope, ..all_in("trellis-8", bpw) };
+        case.quantize(&options).unwrap();
+        let found = case.all_in_bpw();
+        assert!(found <= bpw && found > bpw * (1.0 - MAX_LEFT_OF_TINY), "{bpw}: {found}");
+    }
+}
+
+#[test]
+fn zeros_and_constants_survive_every_entropy_code() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("z.safetensors");
+    let n = 70_000;
+    let zeros = ("zeros".to_owned(), "F32", vec![1, n], vec![0; 4 * n]);
+    let ones = ("ones".to_owned(), "F32", vec![2, n / 2], 1f32.to_le_bytes().repeat(n));
+    fs::write(&path, safetensors(&[zeros, ones])).unwrap();
+    let source = SafetensorsSource::open(&path).unwrap();
+    let case = Case { dir, source };
+    // The bit-shift trellis has a fixed rate: nothing of it becomes small.
+    for codec in gosset_codec::codecs().iter().filter(|c| c.rates.is_none()) {
+        case.quantize(&QuantizeOptions::new(codec.name, codec.min_bps)).unwrap();
+        let container = Container::open(&case.dir.path().join("out.gosset")).unwrap();
+        container.verify().unwrap();
+        let coded = container.coded("zeros").unwrap();
+        let decoder = coded.decoder().unwrap();
+        let mut values = vec![1f32; n];
+        decoder.decode_rows(0..1, &mut values, &mut gosset_codec::DecodeScratch::new()).unwrap();
+        assert!(values.iter().all(|&v| v == 0.0), "{}", codec.name);
+    }
 }
