@@ -292,6 +292,7 @@ impl<'a> Run<'a> {
         }
         let model = LanguageModel::from_source(&CodedSource::new(source, &coded, &*method), &LoadOptions::default())?;
         let (fallback_share, source_grid) = (coded.fallback_share, coded.on_source_grid());
+        let grid_error_ratio = Some(coded.error_ratio);
         let head = RowHead {
             heap_before,
             label,
@@ -307,7 +308,7 @@ impl<'a> Run<'a> {
         drop(coded);
         let row = self.score(model, head)?;
         let delta_ln = self.baseline_nll.map(|nll| row.record.result.mean_nll - nll);
-        self.rows.push(ReportRow { delta_ln, baseline: true, source_grid, fallback_share, ..row });
+        self.rows.push(ReportRow { delta_ln, baseline: true, source_grid, grid_error_ratio, fallback_share, ..row });
         Ok(())
     }
 
@@ -437,6 +438,7 @@ impl<'a> Run<'a> {
             target_bpw: head.target_bpw,
             baseline: false,
             source_grid: false,
+            grid_error_ratio: None,
             fallback_share: None,
             rates: head.rates,
             file_bytes: head.file_bytes,

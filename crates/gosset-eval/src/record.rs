@@ -125,6 +125,10 @@ pub struct ReportRow {
     /// is left out where methods are ordered.
     #[serde(default)]
     pub source_grid: bool,
+    /// What `source_grid` is decided by: a baseline's relative squared error on the weights, over its error on Gaussian values with the
+    /// same mean and spread in every 32 weights. `None` for codecs.
+    #[serde(default)]
+    pub grid_error_ratio: Option<f64>,
     /// Part of the quantized tensors that a fallback type stands in for, as their width does not fit the method; `None` if there is
     /// none.
     #[serde(default)]
