@@ -89,7 +89,10 @@ impl Args {
                 let names: Vec<_> = all.iter().map(|method| method.name.as_str()).collect();
                 bail!("--codecs {text}: unknown codec `{name}`, expected one of {}", names.join(", "));
             };
-            targets.push(Target::new(all.swap_remove(at), &rates));
+            let mut target = Target::new(all.swap_remove(at), &rates);
+            let seen = |rate: &f64| targets.iter().any(|t| t.method.name == name && t.rates.contains(rate));
+            target.rates.retain(|rate| !seen(rate));
+            targets.push(target);
         }
         Ok(targets)
     }
@@ -155,6 +158,8 @@ mod tests {
         let seen: Vec<_> =
             targets.iter().map(|t| (t.method.name.as_str(), t.rates.clone(), t.unreachable.clone())).collect();
         assert_eq!(seen, [("e8-rice", vec![3.0], vec![0.5]), ("z-rice", vec![3.5], vec![])]);
+        let again = args(&["--codecs", "e8-rice@3,e8-rice", "--rates", "3,2"]).targets(GAUSSIAN).unwrap();
+        assert_eq!(again.iter().map(|t| t.rates.clone()).collect::<Vec<_>>(), [vec![3.0], vec![2.0]]);
         for bad in [["--codecs", "f9"], ["--codecs", "e8-rice@x"], ["--rates", "0"], ["--rates", "nan"]] {
             assert!(args(&bad).targets(GAUSSIAN).is_err(), "{bad:?}");
         }

@@ -79,9 +79,10 @@ pub(super) fn load(source: &str, choice: Choice<'_>) -> Result<Vec<Matrix>> {
                 Some((name, path)) if !Path::new(source).exists() => (Some(name), Path::new(path)),
                 _ => (None, Path::new(source)),
             };
-            let checkpoint = open_source(path).with_context(|| {
-                format!("--source {source}: expected {GAUSSIAN}, {LAPLACE} or the path of a checkpoint")
-            })?;
+            if !path.exists() {
+                bail!("--source {source}: no such file, expected {GAUSSIAN}, {LAPLACE} or the path of a checkpoint");
+            }
+            let checkpoint = open_source(path).with_context(|| format!("--source {source}"))?;
             let name = name.unwrap_or(&checkpoint.info().name).to_owned();
             from_checkpoint(&*checkpoint, &name, choice.tensors).with_context(|| format!("--source {source}"))
         }

@@ -6,7 +6,7 @@
 use std::fs;
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
 mod args;
@@ -128,6 +128,9 @@ fn measure_all(args: &Args, scratch: &Scratch) -> Result<Report> {
         }
     }
     progress.finish();
+    if report.rows.is_empty() {
+        bail!("nothing was measured: {}", report.notes.join("; "));
+    }
     Ok(report)
 }
 
