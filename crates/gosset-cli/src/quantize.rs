@@ -162,6 +162,7 @@ impl QuantizeArgs {
 pub(crate) fn run(args: &QuantizeArgs) -> Result<()> {
     args.threads.apply()?;
     let source = Input::open_source(&args.model)?;
+    gosset_runtime::check_shapes(source.as_ref())?;
     let mut plan = gosset_quantize::plan(source.as_ref(), &args.options()?)?;
     if plan.kind == ContainerKind::Model && source.blob("tokenizer.json").is_none() {
         plan.warnings

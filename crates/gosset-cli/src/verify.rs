@@ -10,6 +10,7 @@ use serde_json::json;
 
 use crate::exit;
 use crate::output;
+use crate::progress::Progress;
 
 /// Check every byte of a container.
 ///
@@ -27,9 +28,21 @@ pub(crate) struct VerifyArgs {
     json: bool,
 }
 
+/// Files of fewer bytes are checked before anyone asks how far it is.
+const BIG: u64 = 100_000_000;
+
 /// Runs the command.
 pub(crate) fn run(args: &VerifyArgs) -> Result<()> {
-    let outcome = Container::open(&args.file).and_then(|container| container.verify());
+    let outcome = Container::open(&args.file).and_then(|container| {
+        let coded = container.entries().iter().filter(|t| t.is_coded());
+        let total = coded.fold(0u64, |n, t| n.saturating_add(t.n_weights()));
+        let progress = Progress::new(args.json || container.file_bytes() < BIG, "verifying", total);
+        let report = container.verify_with(&mut |at| {
+            progress.at("verifying", at.tensor, at.index, at.total, at.weights_done);
+        })?;
+        progress.finish();
+        Ok(report)
+    });
     let file = args.file.display().to_string();
     match outcome {
         Ok(report) if args.json => {

@@ -1,6 +1,7 @@
 //! Keeps a container to a number of bytes: forecasts its parts, chooses rates, and corrects them by what tensors really took.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 use gosset_codec::{CodecInfo, CodecSpec, EncodedMatrix, MatrixHeader, PlaneDtype};
 use gosset_container::{Forecast, ManifestInfo, PlaneForecast};
@@ -106,7 +107,8 @@ pub(crate) struct Choice {
     pub(crate) rates: Vec<(usize, f64)>,
 }
 
-/// Chooses the rates of the free tensors of a plan, `items`; `blobs` are the side files with their lengths.
+/// Chooses the rates of the free tensors of a plan, `items`; `blobs` are the side files with their lengths. A payload as target leaves
+/// nothing to choose.
 ///
 /// # Errors
 /// [`QuantizeError::TargetRange`] if no rates meet the target, and those of the codec for widths that it cannot serve.
@@ -119,6 +121,9 @@ pub(crate) fn choose(
 ) -> Result<Choice, QuantizeError> {
     let mut chooser = Chooser { codec, samples: HashMap::new() };
     let mut budget = chooser.budget(options, items, blobs, info)?;
+    if options.payload_bps().is_some() {
+        return Ok(Choice { budget, rates: Vec::new() });
+    }
     let mut free: Vec<Free<'_>> = Vec::new();
     for (index, item) in items.iter().enumerate() {
         if let Planned::Coded { tensor, spec, is_free: true } = item {
@@ -217,10 +222,10 @@ impl Chooser<'_> {
         let codec = spec.check().map_err(of_codec)?;
         // The header does not depend on the rate but for the digits of its numbers.
         let key = (spec.name(), cols);
-        if !self.samples.contains_key(&key) {
+        if let Entry::Vacant(entry) = self.samples.entry(key) {
             let encoded = codec.encode_owned(sample_row(cols), 1, cols).map_err(of_codec)?;
             let planes = encoded.planes.iter().map(|p| (p.name.to_string(), p.data.dtype())).collect();
-            self.samples.insert(key, (encoded.header, planes));
+            entry.insert((encoded.header, planes));
         }
         let (header, planes) = &self.samples[&key];
         let header = MatrixHeader { rows: rows as u64, ..header.clone() };
@@ -244,13 +249,16 @@ impl Budget {
     fn charged(&self) -> u64 {
         match self.limit {
             Limit::File(_) => self.file_bytes(),
-            Limit::Coded { .. } => {
-                let header = self.frame + self.sum.header_bytes;
-                let (coded, all) = (u128::from(self.sum.coded_planes), u128::from(self.sum.n_planes.max(1)));
-                let share = (u128::from(header) * coded).div_ceil(all) as u64;
-                self.sum.coded_bytes + share + self.sum.n_other + 1
-            }
+            Limit::Coded { .. } => self.coded_bytes(),
         }
+    }
+
+    /// Bytes of the coded tensors with their share of the header, as things are: an upper bound.
+    pub(crate) fn coded_bytes(&self) -> u64 {
+        let header = self.frame + self.sum.header_bytes;
+        let (coded, all) = (u128::from(self.sum.coded_planes), u128::from(self.sum.n_planes.max(1)));
+        let share = (u128::from(header) * coded).div_ceil(all) as u64;
+        self.sum.coded_bytes + share + self.sum.n_other + 1
     }
 
     /// Bytes of the file, as things are: an upper bound.

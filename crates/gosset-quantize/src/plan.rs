@@ -13,9 +13,6 @@ use crate::policy::{OUTPUT_HEAD, Role, TOKEN_EMBEDDINGS, role};
 use crate::source::{ModelSource, SourceInfo, TensorInfo};
 use crate::tie::{TIE_KEY, TieDecision, resolve_tie};
 
-/// Header bytes that one plane of a container takes, roughly: its entry, its checksum and its part of the manifest.
-const HEADER_BYTES_PER_PLANE: u64 = 170;
-
 /// What happens to every tensor.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
@@ -35,7 +32,7 @@ pub struct Plan {
     pub warnings: Vec<String>,
     /// `config.json` with the tie flag as decided, where the file says otherwise.
     pub(crate) patched_config: Option<Vec<u8>>,
-    /// What the run keeps to; `None` if the target is a payload.
+    /// What the parts of the container take, and what the run keeps to.
     pub(crate) budget: Option<Budget>,
 }
 
@@ -203,13 +200,11 @@ pub fn plan(source: &dyn ModelSource, options: &QuantizeOptions) -> Result<Plan,
         patched_config,
         budget: None,
     };
-    if options.payload_bps().is_none() {
-        choose_rates(&mut plan, source, codec, &free)?;
-    }
+    choose_rates(&mut plan, source, codec, &free)?;
     Ok(plan)
 }
 
-/// Gives the tensors that are `free` the rates that meet the target.
+/// Forecasts all parts of the container and, unless the target is a payload, gives the tensors that are `free` the rates that meet it.
 fn choose_rates(
     plan: &mut Plan,
     source: &dyn ModelSource,
@@ -291,29 +286,19 @@ impl Plan {
         ManifestInfo { kind: self.kind, source, recipe: self.options.to_recipe() }
     }
 
-    /// Sizes to expect. Good to a fraction of a percent for models; exact figures are in the report of a run.
+    /// Sizes to expect. Good to a fraction of a percent; exact figures are in the report of a run.
     pub fn estimate(&self) -> PlanEstimate {
-        let (mut file, mut n_params, mut n_quantized, mut coded, mut largest) = (4096u64, 0u64, 0u64, 0u64, 0u64);
-        let mut payload = 0.0;
-        for item in &self.items {
+        let (mut n_params, mut n_quantized, mut largest, mut payload) = (0u64, 0u64, 0u64, 0.0);
+        for item in self.items.iter().filter(|item| !matches!(item.action, Action::Skip { .. })) {
             let n = item.tensor.n_weights();
-            let n_planes = match &item.action {
-                Action::Quantize { target_bps, .. } => {
-                    n_quantized += n;
-                    coded += item.estimated_bytes + 4 * HEADER_BYTES_PER_PLANE;
-                    payload += target_bps * n as f64;
-                    largest = largest.max(n * 4);
-                    4
-                }
-                Action::Keep { .. } => 1,
-                Action::Skip { .. } => continue,
-            };
             n_params += n;
-            file += item.estimated_bytes + n_planes * HEADER_BYTES_PER_PLANE;
+            if let Action::Quantize { target_bps, .. } = &item.action {
+                n_quantized += n;
+                payload += target_bps * n as f64;
+                largest = largest.max(n * 4);
+            }
         }
-        if let Some(budget) = &self.budget {
-            file = budget.file_bytes();
-        }
+        let (file, coded) = self.budget.as_ref().map_or((0, 0), |budget| (budget.file_bytes(), budget.coded_bytes()));
         let per = |bits: f64, n: u64| if n == 0 { 0.0 } else { bits / n as f64 };
         PlanEstimate {
             file_bytes: file,

@@ -52,7 +52,7 @@ pub fn run(
     let started = Instant::now();
     let mut weights_done = 0;
     let mut measured = Vec::with_capacity(total);
-    let mut pace = plan.budget.as_ref().map(Pace::new);
+    let mut pace = plan.budget.as_ref().filter(|_| plan.options.payload_bps().is_none()).map(Pace::new);
     for (index, item) in plan.items.iter().enumerate() {
         if observer.cancelled() {
             return Err(QuantizeError::Cancelled { done: index, total });

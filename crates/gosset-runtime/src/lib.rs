@@ -57,3 +57,4 @@ pub use linear::{Linear, StoredRows};
 pub use models::Architecture;
 pub use rope::RopeScaling;
 pub use sampler::Sampling;
+pub use weights::check_shapes;

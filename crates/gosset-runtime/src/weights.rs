@@ -52,6 +52,22 @@ pub(crate) fn check(config: &ModelConfig, weights: &dyn Weights, tied: bool) -> 
     check_no_further_layers(config.n_layers, weights)
 }
 
+/// Checks the shapes of a checkpoint against its `config.json`, reading no weights: what would fail when the model is loaded.
+///
+/// A checkpoint that does not run anyway (without configuration, of an unknown architecture, with a part missing) passes, since it
+/// may be meant for another program.
+///
+/// # Errors
+/// [`RuntimeError::Shape`] with the first tensor that has another shape, such as projections that contradict `head_dim`.
+pub fn check_shapes(source: &dyn ModelSource) -> Result<(), RuntimeError> {
+    let Some(Ok(config)) = source.blob("config.json").map(ModelConfig::from_json) else { return Ok(()) };
+    // The head is checked as if it were tied: whether it is may be decided by an option.
+    match check(&config, &SourceWeights::new(source), true) {
+        Err(error @ RuntimeError::Shape { .. }) => Err(error),
+        _ => Ok(()),
+    }
+}
+
 /// Fails if a tensor belongs to a layer that the configuration does not have; names the first such tensor.
 fn check_no_further_layers(n_layers: usize, weights: &dyn Weights) -> Result<(), RuntimeError> {
     let layer = |name: &str| name.strip_prefix("model.layers.")?.split('.').next()?.parse::<usize>().ok();

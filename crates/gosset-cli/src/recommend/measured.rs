@@ -1,6 +1,5 @@
 //! The measured table that recommendations are read from: a copy of parts of `docs/results`, made by the test below.
 
-use gosset_codec::codecs;
 use serde::{Deserialize, Serialize};
 
 /// The copy; `GOSSET_BLESS=1 cargo test -p gosset-cli` makes it anew.
@@ -114,7 +113,7 @@ impl Measured {
             let scale = 10f64.powi(digits);
             v.as_f64().map(|x| (x * scale).round() / scale)
         };
-        let is_product = |codec: &str| codecs().iter().any(|c| c.name == codec);
+        let is_product = |codec: &str| gosset_codec::codecs().iter().any(|c| c.name == codec);
         let mut rates: Vec<RatePoint> = rows(rd)
             .iter()
             .filter(|r| r["source"] == "gaussian" && is_product(&text(&r["codec"])))

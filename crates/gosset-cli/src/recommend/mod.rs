@@ -79,7 +79,7 @@ struct Candidate {
 struct Rejected {
     codec: &'static str,
     why: String,
-    #[serde(flatten)]
+    /// What it would do, if it fits.
     candidate: Option<Candidate>,
 }
 

@@ -8,5 +8,6 @@ mod damage;
 mod generate;
 mod interrupt;
 mod quantize;
+mod recommend;
 mod round_trip;
 mod support;

@@ -221,3 +221,58 @@ fn c08_weights_without_a_tokenizer_quantize_with_a_warning() {
     bench.run("generate t0.gosset -p a").fails(6, &["tokenizer.json"]);
     bench.run("generate t0 -p a").fails(6, &["tokenizer.json"]);
 }
+
+#[test]
+fn targets_are_met_and_reported() {
+    let bench = Bench::new();
+    bench.t0("t0", &T0::llama());
+    let json = bench.run("quantize t0 -o a.gosset --target-bpw 4.5 --json").ok().json();
+    let found = json["all_in_bps"].as_f64().unwrap();
+    assert!(found <= 4.5 && found > 4.45, "{found}");
+    assert_eq!(json["target"]["all_in_bpw"], 4.5);
+    assert_eq!(json["allocation"], "equal-slope");
+    let run = bench.run("quantize t0 -o b.gosset --target-size 150kB --allocation uniform").ok();
+    assert!(fs::metadata(bench.path("b.gosset")).unwrap().len() <= 150_000);
+    for part in ["in 150000 bytes (uniform); reached", "asked", "model.layers.1.mlp.down_proj.weight"] {
+        assert!(run.stdout.contains(part), "{part}: {}", run.stdout);
+    }
+    bench.file("w.json", r#"{"*": 1, "*.down_proj.weight": 4}"#);
+    let json = bench.run("quantize t0 -o c.gosset --target-size 0.15MB --weights w.json --json").ok().json();
+    let of = |name: &str| {
+        let tensors = json["tensors"].as_array().unwrap();
+        tensors.iter().find(|t| t["name"] == format!("model.layers.0.mlp.{name}.weight")).unwrap().clone()
+    };
+    assert_eq!((&of("down_proj")["weight"], &of("up_proj")["weight"]), (&4.0.into(), &1.0.into()));
+    assert!(of("down_proj")["target_bps"].as_f64() > of("up_proj")["target_bps"].as_f64());
+    assert_eq!(json["recipe"]["options"]["weights"][1]["weight"], 4.0);
+}
+
+#[test]
+fn targets_that_cannot_be_met_are_refused_before_writing() {
+    let bench = Bench::new();
+    bench.t0("t0", &T0::llama());
+    bench.file("list.json", "[1]");
+    bench.file("none.json", r#"{"nothing.*": 2}"#);
+    bench.run("quantize t0 -o x.gosset").fails(2, &["--rate", "--target-bpw", "--target-size"]);
+    bench.run("quantize t0 -o x.gosset --rate 4 --target-bpw 4").fails(2, &["--target-bpw"]);
+    bench.run("quantize t0 -o x.gosset --target-size 1MB --target-bpw 4").fails(2, &["--target-size"]);
+    bench.run("quantize t0 -o x.gosset --rate 4 --allocation uniform").fails(2, &["--allocation"]);
+    bench.run("quantize t0 -o x.gosset --target-bpw 1").fails(2, &["1 bits per quantized weight", "expected from"]);
+    bench.run("quantize t0 -o x.gosset --target-size 5kB").fails(2, &["5000 bytes", "expected from"]);
+    bench.run("quantize t0 -o x.gosset --target-size 8XB").fails(2, &["7.5GB"]);
+    bench.run("quantize t0 -o x.gosset --target-bpw 4 --weights list.json").fails(2, &["list.json", "JSON map"]);
+    bench.run("quantize t0 -o x.gosset --target-bpw 4 --weights none.json").fails(2, &["nothing.*", "none"]);
+    bench.run("quantize t0 -o x.gosset --rate 3.5 --codec shift-16").fails(2, &["shift-16", "2, 3, 4", "--target-bpw"]);
+    assert_eq!(bench.names(), ["list.json", "none.json", "t0"]);
+}
+
+#[test]
+fn a04_a_contradicting_head_dim_is_refused_before_writing() {
+    let bench = Bench::new();
+    let config = bench.t0("t0", &T0::llama()).join("config.json");
+    let text = fs::read_to_string(&config).unwrap();
+    fs::write(&config, text.replace("\"head_dim\": 16", "\"head_dim\": 20")).unwrap();
+    let run = bench.run("quantize t0 -o t0.gosset --rate 4");
+    run.fails(3, &["self_attn.q_proj.weight", "[80, 64]", "[64, 64]"]);
+    assert_eq!(bench.names(), ["t0"]);
+}
