@@ -8,7 +8,9 @@ const MEMORY_MAP: &str = "crates/gosset-container/src/reader.rs";
 /// Files that may hold `unsafe`: SIMD modules, memory maps, the CUDA crate.
 fn may_be_unsafe(path: &str) -> bool {
     let in_src = |krate: &str| path.strip_prefix(krate).is_some_and(|rest| rest.starts_with("/src/"));
-    let simd = path.starts_with("crates/") && path.contains("/src/") && (path.contains("/arch/") || path.ends_with("/arch.rs"));
+    let simd = path.starts_with("crates/")
+        && path.contains("/src/")
+        && (path.contains("/arch/") || path.ends_with("/arch.rs"));
     simd || path == MEMORY_MAP || in_src("crates/gosset-cuda")
 }
 
