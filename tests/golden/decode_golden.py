@@ -467,7 +467,7 @@ def decode_trellis(scheme, n, words, lengths):
 
 # ---- the bit-shift trellis ----
 
-SHIFT_BITS = [2, 3, 4, 5, 6, 8]
+SHIFT_BITS = [2, 3, 4, 5, 6]
 
 
 @functools.cache

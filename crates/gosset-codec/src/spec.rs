@@ -212,7 +212,7 @@ const fn trellis(name: &'static str, about: &'static str, states: u32) -> CodecI
 
 const fn shift(name: &'static str, about: &'static str, state_bits: u8) -> CodecInfo {
     let scheme = SchemeSpec::Shift { state_bits, code: ShiftCodeKind::Quantiles, order: ShiftOrderKind::Rows };
-    CodecInfo { name, about, min_bps: 2.0, max_bps: 8.0, rates: Some(&[2.0, 3.0, 4.0, 5.0, 6.0, 8.0]), scheme }
+    CodecInfo { name, about, min_bps: 2.0, max_bps: 6.0, rates: Some(&[2.0, 3.0, 4.0, 5.0, 6.0]), scheme }
 }
 
 const fn shift_pairs(name: &'static str, about: &'static str, state_bits: u8) -> CodecInfo {

@@ -1,7 +1,7 @@
 //! Makes the constants of the bit-shift trellis: multipliers, steps, the table of quantiles and the tables of pairs.
 //!
 //! `cargo run --release -p gosset-trellis --example shift_codes -- all` writes `src/shift/constants_table.rs` of this crate; it
-//! takes about an hour of one core. `-- search CODE BITS` does one code (`quantiles` or `pairs`) and leaves what it finds in
+//! takes about an hour of one core. `-- search CODE BITS` does one code (`quantiles` or `pairs`; `-- steps` its steps only) and leaves what it finds in
 //! `target/shift-codes`, from which `-- assemble` writes the file. `-- measure` prints error and speed of every trellis with
 //! the constants there are. All data are seeded, and the number of threads does not matter.
 #![allow(clippy::print_stdout, reason = "a command-line tool talks to its terminal")]
@@ -133,8 +133,8 @@ fn first_step(bits: u8) -> f32 {
         2 => 1.0,
         3 => 1.05,
         4 => 1.08,
-        5 => 1.09,
-        _ => 1.1,
+        5 => 1.15,
+        _ => 1.22,
     }
 }
 
@@ -206,6 +206,9 @@ impl Search {
                 16 => 150,
                 _ => 40,
             };
+            // One multiplier is found with less than two.
+            let n_fresh = if two { n_fresh } else { n_fresh / 4 };
+            let keep = if two { 16 } else { 10 };
             let mut candidates: Vec<[u32; 2]> = (0..n_fresh)
                 .map(|_| {
                     let first = odd(&mut random, n);
@@ -226,17 +229,18 @@ impl Search {
                     }
                 }
             }
-            beam = self.select(state_bits, candidates, &[(4 * COLS, 48), (16 * COLS, 16), (48 * COLS, 8)]);
+            beam =
+                self.select(state_bits, candidates, &[(4 * COLS, 3 * keep), (16 * COLS, keep), (48 * COLS, keep / 2)]);
             println!("L = {state_bits}: gap {:.4} with {:x?}", gap(self.bits, beam[0].0), beam[0].1);
             found.push(beam[0].1);
         }
         found
     }
 
-    /// The step of least error, within a hundredth.
+    /// The step of least error, within two hundredths.
     fn step(&self, state_bits: u8, multipliers: [u32; 2]) -> f32 {
-        let data = Random(2000 + u64::from(state_bits)).gaussian(16 * COLS);
-        let steps: Vec<f32> = (-5..=5).map(|i| first_step(self.bits) + 0.01 * i as f32).collect();
+        let data = Random(2000 + u64::from(state_bits)).gaussian(64 * COLS);
+        let steps: Vec<f32> = (-4..=6).map(|i| first_step(self.bits) + 0.02 * i as f32).collect();
         let errors = parallel(&steps, |&step| measure(&self.trellis(state_bits, multipliers, step), &data, COLS).0);
         let least = (0..steps.len()).min_by(|&a, &b| errors[a].total_cmp(&errors[b]));
         steps[least.expect("there are steps")]
@@ -296,6 +300,11 @@ impl Search {
             self.train(found[found.len() - 1]);
         }
         let multipliers = self.multipliers(MAX_STATE_BITS);
+        self.finish(multipliers)
+    }
+
+    /// Steps and errors.
+    fn finish(&self, multipliers: Vec<[u32; 2]>) -> Vec<Found> {
         let mut found = Vec::new();
         for (state_bits, multipliers) in (MIN_STATE_BITS..).zip(multipliers) {
             let step = self.step(state_bits, multipliers);
@@ -328,12 +337,27 @@ fn folder() -> PathBuf {
     PathBuf::from(std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into())).join("shift-codes")
 }
 
-/// Searches and leaves one line per number of state bits, and the table of pairs in the last.
-fn search(name: &str, code: ShiftCode, bits: u8) {
+/// Searches, for steps only if multipliers and pairs are there already.
+fn search(name: &str, code: ShiftCode, bits: u8, steps_only: bool) {
     println!("{name}, {bits} bits");
     let mut search = Search { code, bits, quantiles: quantiles(), pairs: None };
+    let found = if steps_only {
+        let text = std::fs::read_to_string(folder().join(format!("{name}-{bits}.txt"))).expect("results of a search");
+        let numbers = |line: &str| line.split_whitespace().flat_map(str::parse).collect::<Vec<u32>>();
+        let lines: Vec<Vec<u32>> = text.lines().map(numbers).collect();
+        search.pairs = lines.get(7).cloned();
+        search.finish(lines[..7].iter().map(|line| [line[0], line[1]]).collect())
+    } else {
+        search.run()
+    };
+    save(name, &search, &found);
+}
+
+/// Leaves one line per number of state bits, and the table of pairs in the last.
+fn save(name: &str, search: &Search, found: &[Found]) {
+    let bits = search.bits;
     let mut text = String::new();
-    for Found { multipliers: [a, b], step, mse } in search.run() {
+    for Found { multipliers: [a, b], step, mse } in found {
         writeln!(text, "{a} {b} {step:.2} {mse:.6e}").expect("a string takes everything");
     }
     for word in search.pairs.iter().flatten() {
@@ -345,7 +369,7 @@ fn search(name: &str, code: ShiftCode, bits: u8) {
 
 /// Writes the table of constants from what the searches left.
 fn assemble() {
-    let mut out = String::from("//! Constants of the codes, made by `--example shift_codes -- all`.\n\n");
+    let mut out = String::from("//! Constants of the codes, found by the example `shift_codes`.\n\n");
     out += "/// The quantiles above the middle, binary16.\n#[rustfmt::skip]\npub(super) const UPPER_QUANTILES: [u16; 512] = [\n";
     for line in quantiles()[TABLE_LEN / 2..].chunks(12) {
         out += &format!("    {},\n", line.iter().map(|half| format!("{half:#06x}")).collect::<Vec<_>>().join(", "));
@@ -438,16 +462,16 @@ fn main() {
     match arguments[..] {
         ["all"] => {
             for (name, code) in CODES {
-                bits_of(code).iter().for_each(|&bits| search(name, code, bits));
+                bits_of(code).iter().for_each(|&bits| search(name, code, bits, false));
             }
             assemble();
         }
-        ["search", name, bits] if code_of(name).is_some() => {
+        [verb @ ("search" | "steps"), name, bits] if code_of(name).is_some() => {
             let (name, code) = code_of(name).expect("the guard found it");
-            search(name, code, bits.parse().expect("bits per weight"));
+            search(name, code, bits.parse().expect("bits per weight"), verb == "steps");
         }
         ["assemble"] => assemble(),
         ["measure"] => measure_all(),
-        _ => println!("usage: shift_codes all | search quantiles|pairs BITS | assemble | measure"),
+        _ => println!("usage: shift_codes all | search|steps quantiles|pairs BITS | assemble | measure"),
     }
 }

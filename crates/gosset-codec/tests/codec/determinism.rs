@@ -5,7 +5,7 @@ use gosset_codec::DecodeScratch;
 use crate::{decode, encode, gaussian, spec};
 
 /// FNV-1a of the planes, in order: a change of any byte shows.
-fn fingerprint(encoded: &gosset_codec::EncodedMatrix) -> u64 {
+pub(crate) fn fingerprint(encoded: &gosset_codec::EncodedMatrix) -> u64 {
     use gosset_codec::PlaneData;
     let mut hash = 0xcbf2_9ce4_8422_2325u64;
     let mut feed = |bytes: &[u8]| {
@@ -28,7 +28,7 @@ fn fingerprint(encoded: &gosset_codec::EncodedMatrix) -> u64 {
 }
 
 /// Values without any library function: sums of uniform integers, times a dyadic number.
-fn exact_noise(n: usize) -> Vec<f32> {
+pub(crate) fn exact_noise(n: usize) -> Vec<f32> {
     let mut state = 0x9e37_79b9_7f4a_7c15u64;
     let mut next = || {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

@@ -8,6 +8,7 @@ mod ladder;
 mod rates;
 mod rows;
 mod shapes;
+mod shift;
 mod vectors;
 
 use gosset_codec::{

@@ -15,7 +15,7 @@ pub const TILE_SIDE: usize = 16;
 /// most significant bit on, and the strings follow each other. A string has as many steps as its weights need, rounded
 /// up to whole words: the positions beyond the last column of a row, and those of a tile beyond the edges of the
 /// matrix, hold weights that no one reads. So a row of `c` columns takes `c k` bits rounded up to a multiple of 32 at
-/// k = 2 and 4, of 96 at k = 3 and 6, of 160 at k = 5 and of 32 at k = 8; a tile takes 256 k bits.
+/// k = 2 and 4, of 96 at k = 3 and 6 and of 160 at k = 5; a tile takes 256 k bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShiftLayout {
     spec: ShiftSpec,
@@ -208,18 +208,9 @@ mod tests {
 
     #[test]
     fn a_row_is_rounded_up_to_whole_words() {
-        for (bits, cols, words) in [
-            (2, 1, 1),
-            (2, 16, 1),
-            (2, 17, 2),
-            (3, 1, 3),
-            (3, 32, 3),
-            (3, 33, 6),
-            (4, 8, 1),
-            (5, 33, 10),
-            (6, 16, 3),
-            (8, 5, 2),
-        ] {
+        for (bits, cols, words) in
+            [(2, 1, 1), (2, 16, 1), (2, 17, 2), (3, 1, 3), (3, 32, 3), (3, 33, 6), (4, 8, 1), (5, 33, 10), (6, 16, 3)]
+        {
             let layout = ShiftLayout::new(spec(bits, ShiftOrder::Rows), 7, cols).unwrap();
             assert_eq!(
                 (layout.words_per_string(), layout.n_words()),

@@ -48,8 +48,9 @@ pub enum ShiftOrder {
 impl ShiftSpec {
     /// The bits per weight that there are.
     ///
-    /// Seven would be between two that gain little over rounding already, and one bit is better spent elsewhere.
-    pub const BITS: [u8; 6] = [2, 3, 4, 5, 6, 8];
+    /// There are none beyond six: 1024 quantiles are too coarse for seven bits and eight (0.9 bits per weight from the
+    /// bound at eight bits and L = 13, as searched for).
+    pub const BITS: [u8; 5] = [2, 3, 4, 5, 6];
 
     /// The working trellis.
     ///
@@ -59,7 +60,7 @@ impl ShiftSpec {
         let parameter =
             |name, expected, found: u8| Err(TrellisError::Parameter { name, expected, found: found.into() });
         if !Self::BITS.contains(&self.bits) {
-            return parameter("bits per weight", "2, 3, 4, 5, 6 or 8", self.bits);
+            return parameter("bits per weight", "2, 3, 4, 5 or 6", self.bits);
         }
         if self.code == ShiftCode::Pairs && self.bits > 4 {
             return parameter("bits per weight of a code of pairs", "2, 3 or 4", self.bits);
