@@ -285,14 +285,13 @@ impl<'a> Run<'a> {
                 .note(&format!("{label}: {:.1} % of the tensors as {types}, their width fits no block", 100.0 * share));
         }
         if coded.on_source_grid() {
-            let ratio = coded.error_ratio;
-            self.progress.note(&format!(
-                "{label}: on the source's own grid ({ratio:.4} of the error on Gaussian values), left out of orders"
-            ));
+            let share = 100.0 * coded.grid_share;
+            self.progress
+                .note(&format!("{label}: {share:.1} % of the weights on the source's own grid, left out of orders"));
         }
         let model = LanguageModel::from_source(&CodedSource::new(source, &coded, &*method), &LoadOptions::default())?;
         let (fallback_share, source_grid) = (coded.fallback_share, coded.on_source_grid());
-        let grid_error_ratio = Some(coded.error_ratio);
+        let source_grid_share = Some(coded.grid_share);
         let head = RowHead {
             heap_before,
             label,
@@ -308,7 +307,7 @@ impl<'a> Run<'a> {
         drop(coded);
         let row = self.score(model, head)?;
         let delta_ln = self.baseline_nll.map(|nll| row.record.result.mean_nll - nll);
-        self.rows.push(ReportRow { delta_ln, baseline: true, source_grid, grid_error_ratio, fallback_share, ..row });
+        self.rows.push(ReportRow { delta_ln, baseline: true, source_grid, source_grid_share, fallback_share, ..row });
         Ok(())
     }
 
@@ -438,7 +437,7 @@ impl<'a> Run<'a> {
             target_bpw: head.target_bpw,
             baseline: false,
             source_grid: false,
-            grid_error_ratio: None,
+            source_grid_share: None,
             fallback_share: None,
             rates: head.rates,
             file_bytes: head.file_bytes,

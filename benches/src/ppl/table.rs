@@ -105,8 +105,11 @@ fn label(row: &ReportRow) -> String {
 /// What has to be known of a baseline beside its numbers.
 fn notes(row: &ReportRow) -> Vec<String> {
     let mut notes = Vec::new();
-    if row.source_grid {
-        notes.push("on the grid that the source was rounded to before, left out of orders".to_owned());
+    if let (true, Some(share)) = (row.source_grid, row.source_grid_share) {
+        let share = 100.0 * share;
+        notes.push(format!(
+            "{share:.1} % of the weights on the grid that the source was rounded to before, left out of orders"
+        ));
     }
     if let Some(share) = row.fallback_share {
         notes.push(format!("a fallback type stands in for {:.1} % of the tensors", 100.0 * share));

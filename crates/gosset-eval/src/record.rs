@@ -121,14 +121,13 @@ pub struct ReportRow {
     /// `file_bytes` are those of tensors and side files.
     #[serde(default)]
     pub baseline: bool,
-    /// Whether the method's levels are those that the source was rounded to before: it then measures the source's own rounding, and
-    /// is left out where methods are ordered.
+    /// Whether the method's levels are those that a part of the source was rounded to before: it then measures the source's own
+    /// rounding, and is left out where methods are ordered.
     #[serde(default)]
     pub source_grid: bool,
-    /// What `source_grid` is decided by: a baseline's relative squared error on the weights, over its error on Gaussian values with the
-    /// same mean and spread in every 32 weights. `None` for codecs.
+    /// That part, of the quantized weights; `None` for codecs.
     #[serde(default)]
-    pub grid_error_ratio: Option<f64>,
+    pub source_grid_share: Option<f64>,
     /// Part of the quantized tensors that a fallback type stands in for, as their width does not fit the method; `None` if there is
     /// none.
     #[serde(default)]
