@@ -23,6 +23,9 @@ use crate::progress::Progress;
 use crate::size::parse_bytes;
 use crate::weights;
 
+/// The codec with the least distortion that needs no data.
+const DEFAULT_CODEC: &str = "trellis-256";
+
 /// Compress a model into one file that runs.
 ///
 /// The file holds everything needed to run the model. By default the linears of the layers are quantized; embeddings, output
@@ -64,7 +67,7 @@ pub(crate) struct QuantizeArgs {
     #[arg(long, value_name = "FILE", conflicts_with = "rate")]
     weights: Option<PathBuf>,
     /// How weights become bits.
-    #[arg(long, value_name = "NAME", default_value = "e8-rice", value_parser = codec_names())]
+    #[arg(long, value_name = "NAME", default_value = DEFAULT_CODEC, value_parser = codec_names())]
     codec: String,
     /// Quantize embeddings and output head too, with this payload.
     #[arg(long, value_name = "R")]
