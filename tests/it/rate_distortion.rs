@@ -13,6 +13,9 @@ const COLS: usize = 1024;
 /// Rows for codecs that encode fast, 2^17 weights in all.
 const ROWS: usize = 128;
 
+/// Rows where an error is held to one percent, 2^19 weights: the error of 256 pairs varies by 0.2 % from sample to sample then.
+const MANY_ROWS: usize = 512;
+
 /// Rows for the codecs whose search takes its time, 2^14 weights.
 const FEW_ROWS: usize = 16;
 
@@ -32,7 +35,7 @@ struct Point {
     gap_bits: f64,
 }
 
-static SAMPLE: LazyLock<Vec<f32>> = LazyLock::new(|| calibrate::gaussian(ROWS * COLS, SEED));
+static SAMPLE: LazyLock<Vec<f32>> = LazyLock::new(|| calibrate::gaussian(MANY_ROWS * COLS, SEED));
 
 /// A codec or baseline at a payload of `bps`, on the first `rows` rows of the sample.
 fn measure(name: &str, bps: f64, rows: usize) -> Point {
@@ -140,7 +143,7 @@ fn known_errors_of_the_baselines_are_reached() {
     for (name, bps, known) in
         [("higgs2", 2.0, 0.1074), ("higgs2", 3.0, 0.0297), ("higgs2", 4.0, 0.00773), ("e8p", 2.0, 0.0914)]
     {
-        let point = measure(name, bps, ROWS);
+        let point = measure(name, bps, MANY_ROWS);
         let found = 10f64.powf(-point.snr_db / 10.0);
         assert!((found / known - 1.0).abs() < 0.01, "{name}@{bps}: expected {known}, found {found}");
     }

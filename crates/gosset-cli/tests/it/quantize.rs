@@ -163,7 +163,7 @@ fn b03_rows_without_a_usable_scale_are_counted() {
         matrix.extend((0..cols).map(|c| if r < 2 || r == 5 { *row } else { row * noise[c].signum() }));
     }
     bench.file("w.safetensors", safetensors_f32(&[("w", &[rows.len(), cols], matrix)]));
-    let json = bench.run("quantize w.safetensors -o w.gosset --rate 4 --json").ok().json();
+    let json = bench.run("quantize w.safetensors -o w.gosset --rate 8 --json").ok().json();
     assert!(json["exact_rows"].as_u64().unwrap() >= 1, "{json}");
     assert!(json["warnings"].to_string().contains("stored exactly"), "{json}");
     bench.run("verify w.gosset").ok();
