@@ -75,7 +75,9 @@ enum Table {
 
 fn default_specs() -> Vec<String> {
     let e8 = ["e8", "e8-rice"].iter().flat_map(|name| [2, 3, 4].map(|bps| format!("{name}@{bps}")));
-    let others = ["d4", "a2", "z", "d4-rice", "a2-rice", "z-rice", "trellis-8"].map(|name| format!("{name}@3"));
+    let names = ["d4", "a2", "z", "d4-rice", "a2-rice", "z-rice"];
+    let trellises = ["trellis-8", "trellis-64", "trellis-256", "shift-14", "shift-16"];
+    let others = names.into_iter().chain(trellises).map(|name| format!("{name}@3"));
     e8.chain(others).collect()
 }
 
