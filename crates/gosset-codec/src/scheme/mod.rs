@@ -13,6 +13,7 @@ use crate::decode::DecodeScratch;
 use crate::plane::PlaneSet;
 use crate::{CodecError, Plane, RateEstimate, RateTarget, SchemeHeader, SchemeSpec};
 
+pub(crate) mod curve;
 pub(crate) mod lattice;
 pub(crate) mod shift;
 pub(crate) mod trellis;

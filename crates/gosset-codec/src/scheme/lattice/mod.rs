@@ -15,7 +15,6 @@ mod target;
 use gosset_entropy::{Rate, STREAM_LEN, STREAMS_PER_PAGE};
 use gosset_lattice::LatticeKind;
 
-pub(crate) use curve::Curve;
 pub(crate) use decode::LatticeDecoder;
 pub(crate) use encode::{SymbolStats, count_symbols, encode};
 
@@ -56,7 +55,7 @@ pub(crate) fn rate(header: &LatticeHeader, planes: &PlaneSet<'_, '_>) -> Rate {
 
 /// What `n` Gaussian values are expected to take.
 pub(crate) fn estimate(lattice: LatticeKind, code: CodeKind, target: RateTarget, n: u64) -> RateEstimate {
-    let curve = Curve::of(lattice, code);
+    let curve = curve::curve_of(lattice, code);
     let point = match target {
         RateTarget::PayloadBps(bps) => curve.at_bps(bps),
         RateTarget::Alpha(alpha) => curve.at_alpha(alpha),

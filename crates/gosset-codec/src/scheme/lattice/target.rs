@@ -2,9 +2,11 @@
 
 use gosset_lattice::LatticeKind;
 
+use super::curve::curve_of;
 use super::encode::MAX_SCALED;
-use super::{Curve, SymbolStats, count_symbols};
+use super::{SymbolStats, count_symbols};
 use crate::scheme::Units;
+use crate::scheme::curve::Curve;
 use crate::{CodeKind, MAX_ALPHA, MIN_ALPHA};
 
 /// A payload this near to the asked one is accepted, in bits per weight: half of what is promised.
@@ -32,7 +34,7 @@ pub(super) fn find_alpha(lattice: LatticeKind, code: CodeKind, asked: f64, units
     let n = units.values.len();
     // Exactly stored rows may take half of the budget; beyond that the others are not made worse for them.
     let bps = (asked - units.spent_bits as f64 / n as f64).max(0.5 * asked);
-    let curve = Curve::of(lattice, code);
+    let curve = curve_of(lattice, code);
     let guess = curve.at_bps(bps).alpha as f32;
     let whole = Counter { lattice, code, units, stride: 1 };
     let limit = highest_alpha(units.peak);

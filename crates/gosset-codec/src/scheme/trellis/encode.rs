@@ -5,10 +5,11 @@ use std::borrow::Cow;
 use gosset_entropy::ans::{EncodeTable, StreamEncoder};
 use gosset_trellis::entropy_coded::{self, LANES, MAX_VALUE, Quantizer, Scratch, TrellisCode};
 
-use super::curve::Curve;
+use super::curve::curve_of;
 use super::family::{N_TABLES, Table};
 use super::{LENGTHS, STREAM_LEN, WORDS};
 use crate::plane::{Plane, PlaneData};
+use crate::scheme::curve::Curve;
 use crate::scheme::{EncodedUnits, Units};
 use crate::{CodecError, RateTarget, SchemeHeader, TrellisHeader, parallel};
 
@@ -36,7 +37,7 @@ const FEW_VALUES: usize = 1 << 16;
 /// Header, planes and gains of `units` under a trellis with that many states.
 pub(crate) fn encode(states: u32, target: RateTarget, units: &Units<'_>) -> Result<EncodedUnits, CodecError> {
     let code = checked_code(states)?;
-    let curve = Curve::of(states);
+    let curve = curve_of(states);
     let n = units.values.len() as f64;
     // With room for the rounding of alpha and of its products.
     let max_alpha = (0.999 * f64::from(MAX_VALUE) / f64::from(units.peak)).min(crate::MAX_ALPHA);
@@ -46,7 +47,7 @@ pub(crate) fn encode(states: u32, target: RateTarget, units: &Units<'_>) -> Resu
                 let found = alpha as f32 * units.peak;
                 return Err(CodecError::Magnitude { row: units.peak_row, found, max: MAX_VALUE });
             }
-            let mut setting = Setting { alpha: alpha as f32, table: curve.at_alpha(alpha).table };
+            let mut setting = Setting { alpha: alpha as f32, table: curve.at_alpha(alpha).nearest as u16 };
             for _ in 0..2 {
                 (setting.table, _) = sample(code, setting, units);
             }
@@ -138,7 +139,7 @@ impl RateSearch {
     /// What to try.
     fn next(&self) -> Setting {
         let point = self.curve.at_bps(self.at);
-        Setting { alpha: point.alpha.min(self.max_alpha) as f32, table: point.table }
+        Setting { alpha: point.alpha.min(self.max_alpha) as f32, table: point.nearest as u16 }
     }
 
     /// Learns what the last setting gave; returns how far that is from what was asked.

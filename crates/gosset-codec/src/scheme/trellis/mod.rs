@@ -36,7 +36,7 @@ const STREAM_LEN: usize = 16_384;
 
 /// What a sequence of `n` Gaussian values is expected to take.
 pub(crate) fn estimate(states: u32, target: RateTarget, n: u64) -> RateEstimate {
-    let curve = curve::Curve::of(states);
+    let curve = curve::curve_of(states);
     let point = match target {
         RateTarget::PayloadBps(bps) => curve.at_bps(bps),
         RateTarget::Alpha(alpha) => curve.at_alpha(alpha),
