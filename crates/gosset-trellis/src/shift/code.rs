@@ -11,8 +11,8 @@ pub(crate) const INDEX_BITS: u32 = 10;
 ///
 /// A product with an odd multiplier walks the ring of 2^L numbers in equal paces, and the ten upper bits of
 /// `s · multiplier mod 2^L` are the index into a table. So the weights that one state can lead to, and those that lead
-/// to one state, are spread evenly over the Gaussian: that is worth 0.03 to 0.09 bits per weight against a hash
-/// that looks random, and is why tables are ordered and multipliers searched for.
+/// to one state, are spread evenly over the Gaussian, which a hash that looks random does not do; this is why tables are
+/// ordered and multipliers searched for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Code {
     /// Weight `i` is `table[s · multipliers[i] mod 2^L / 2^(L-10)]`.
