@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use clap::Args;
 
-use crate::{tables, tidy, workspace::Workspace};
+use crate::{ptx, tables, tidy, workspace::Workspace};
 
 #[derive(Debug, Args)]
 pub(crate) struct CiArgs {
@@ -34,6 +34,7 @@ type Step<'a> = (&'static str, Box<dyn Fn() -> Result<()> + 'a>);
 pub(crate) fn run(workspace: &Workspace, args: &CiArgs) -> Result<ExitCode> {
     let mut steps: Vec<Step<'_>> = vec![
         ("tidy", Box::new(|| tidy::check(workspace))),
+        ("ptx", Box::new(|| ptx::check_fresh(workspace))),
         ("tables", Box::new(|| tables::check(workspace))),
         ("format", Box::new(|| cargo(workspace, &["fmt", "--all", "--check"], &[]))),
         (

@@ -13,6 +13,7 @@ mod digest;
 mod eval;
 mod fetch;
 mod plots;
+mod ptx;
 mod rd;
 mod results;
 mod tables;
@@ -39,6 +40,8 @@ enum Verb {
     Fetch(fetch::FetchArgs),
     /// Make the tables of README and docs anew from the JSON under docs/results.
     Tables(tables::TablesArgs),
+    /// Compile the kernels to the PTX that gosset-cuda embeds, and make their parameter structs; `--check` compares.
+    Ptx(ptx::PtxArgs),
     /// Check the rules of the house: arrows between crates, unsafe, file lengths, debris.
     Tidy,
     /// Everything that must hold before a commit lands: format, lints, docs, tidy, tests.
@@ -56,6 +59,7 @@ fn main() -> ExitCode {
         Verb::Rd(args) => rd::run(&workspace, &args),
         Verb::Fetch(args) => fetch::run(&workspace, &args),
         Verb::Tables(args) => tables::run(&workspace, &args),
+        Verb::Ptx(args) => ptx::run(&workspace, &args),
         Verb::Tidy => tidy::run(&workspace),
         Verb::Ci(args) => ci::run(&workspace, &args),
         Verb::Test(args) => ci::run_tests(&workspace, &args),
