@@ -32,7 +32,19 @@ const RULES: &[Rule] = &[
         "gosset-quantize",
         &["gosset-container", "gosset-codec", "gosset-unisvq", "gosset-lattice", "gosset-entropy"],
     ),
-    rule(4, "gosset-cuda", &["gosset-codec", "gosset-unisvq", "gosset-kv"]),
+    rule(
+        4,
+        "gosset-cuda",
+        &[
+            "gosset-codec",
+            "gosset-unisvq",
+            "gosset-kv",
+            "gosset-lattice",
+            "gosset-trellis",
+            "gosset-entropy",
+            "gosset-transform",
+        ],
+    ),
     rule(
         5,
         "gosset-runtime",
