@@ -201,7 +201,7 @@ fn check_module(raw: RawModule) -> Result<Module> {
     let targets = raw.targets.unwrap_or_else(|| DEFAULT_TARGETS.iter().map(|&t| t.to_owned()).collect());
     ensure!(!targets.is_empty(), "module {name}: expected targets, found none");
     for target in &targets {
-        let digits = target.strip_prefix("sm_").map(|rest| rest.strip_suffix(['a', 'f']).unwrap_or(rest));
+        let digits = target.strip_prefix("sm_").map(|rest| rest.strip_suffix('a').unwrap_or(rest));
         let valid = digits.is_some_and(|d| !d.is_empty() && d.bytes().all(|b| b.is_ascii_digit()));
         ensure!(valid, "module {name}: expected a target like sm_80, found {target}");
     }
@@ -219,7 +219,7 @@ fn check_module(raw: RawModule) -> Result<Module> {
 fn unique<'a>(what: &str, names: impl Iterator<Item = &'a str>) -> Result<()> {
     let mut seen = BTreeSet::new();
     for name in names {
-        ensure!(seen.insert(name), "two of one name: {what} {name}");
+        ensure!(seen.insert(name), "expected one {what} {name}, found two");
     }
     Ok(())
 }
@@ -267,7 +267,7 @@ mod tests {
             ("[\"a\", \"AParams\"]", "[\"a\", \"BParams\"]", "struct BParams"),
             ("a.cu", "../a.cu", "source"),
             ("BITS=2", "-lineinfo", "NAME=VALUE"),
-            ("[\"s\"", "[\"n\"", "two of one name"),
+            ("[\"s\"", "[\"n\"", "found two"),
             ("u32[3]", "u64[1000]", "4096"),
         ] {
             let error = format!("{:#}", Spec::parse(&GOOD.replace(from, to)).unwrap_err());

@@ -2,6 +2,8 @@
 //! Made by `cargo xtask ptx`: parameter structs and embedded PTX.
 
 #[rustfmt::skip]
-pub(crate) mod modules;
+mod modules;
 #[rustfmt::skip]
 pub(crate) mod params;
+
+pub(crate) use modules::Module;

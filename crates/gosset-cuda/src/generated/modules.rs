@@ -5,15 +5,26 @@
 
 /// PTX of a module for one target.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Image {
-    /// `sm_80` and the like: the lowest capability that runs it; with a final `a`, the only one.
+pub(crate) struct Ptx {
+    /// `sm_80` and the like.
     pub(crate) target: &'static str,
+    /// Compute capability of the target.
+    pub(crate) capability: (u32, u32),
+    /// Whether it runs on that capability only (targets that end in `a`); otherwise it runs on later ones, too.
+    pub(crate) exact: bool,
     /// PTX ISA version of the text, which decides the oldest driver that loads it.
-    pub(crate) ptx_version: (u32, u32),
+    pub(crate) version: (u32, u32),
     /// Digest of everything that the text was made from.
     pub(crate) hash: &'static str,
     /// The text.
-    pub(crate) ptx: &'static str,
+    pub(crate) text: &'static str,
+}
+
+impl Ptx {
+    /// Whether a device of this capability runs it.
+    pub(crate) fn runs_on(&self, capability: (u32, u32)) -> bool {
+        if self.exact { capability == self.capability } else { capability >= self.capability }
+    }
 }
 
 /// A kernel.
@@ -55,22 +66,31 @@ impl Module {
     }
 
     /// Its PTX, one for each target.
-    pub(crate) const fn images(self) -> &'static [Image] {
+    pub(crate) const fn targets(self) -> &'static [Ptx] {
         match self {
             Module::Probe => &[
-                Image {
+                Ptx {
                     target: "sm_80",
-                    ptx_version: (8, 0),
+                    capability: (8, 0),
+                    exact: false,
+                    version: (8, 0),
                     hash: "c0f3fc2bc949ccddac03f042c5ec772a4a7f399ec4e0df6723d14cb136df44fd",
-                    ptx: include_str!("../../ptx/probe.sm_80.ptx"),
+                    text: include_str!("../../ptx/probe.sm_80.ptx"),
                 },
-                Image {
+                Ptx {
                     target: "sm_90a",
-                    ptx_version: (8, 0),
+                    capability: (9, 0),
+                    exact: true,
+                    version: (8, 0),
                     hash: "bbf2aa0edf89b976bdb3aef0ad800780e23e9269b6be34adcd87416d7df7c348",
-                    ptx: include_str!("../../ptx/probe.sm_90a.ptx"),
+                    text: include_str!("../../ptx/probe.sm_90a.ptx"),
                 },
             ],
         }
+    }
+
+    /// The PTX for a device of this capability: of the targets that it runs, the latest.
+    pub(crate) fn ptx(self, capability: (u32, u32)) -> Option<&'static Ptx> {
+        self.targets().iter().filter(|ptx| ptx.runs_on(capability)).max_by_key(|ptx| ptx.capability)
     }
 }

@@ -1,0 +1,221 @@
+// Products with a dense matrix: y[b, r] = sum_k W[r, k] x[b, k], f32 arithmetic.
+//
+// W: [rows, cols] f32, f16 or bf16 (macro WEIGHT). x: [batch, cols] f32, y: [batch, rows] f32.
+// gemv (batch up to B): 128 threads, a warp makes ROWS rows; x is read through the first-level cache, weights pass it by.
+//   Vector loads need cols to be a multiple of 8 (the host sees to it), else one weight per lane and step.
+// gemm: grid (row tiles of 128, batch tiles of 64), 256 threads, 8 x 4 results each.
+// Caller: gosset-cuda/src/launch/model.rs.
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "params.cuh"
+
+namespace {
+
+#if WEIGHT == 0
+using Weight = float;
+#elif WEIGHT == 1
+using Weight = __half;
+#else
+using Weight = __nv_bfloat16;
+#endif
+
+__device__ __forceinline__ float to_float(float v) { return v; }
+__device__ __forceinline__ float to_float(__half v) { return __half2float(v); }
+__device__ __forceinline__ float to_float(__nv_bfloat16 v) { return __bfloat162float(v); }
+
+// Four words that bypass the first-level cache: weights are read once.
+__device__ __forceinline__ uint4 stream4(const void* p) {
+    uint4 v;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p));
+    return v;
+}
+
+// Eight weights as loaded; unpacked at use, so that more loads fit in registers.
+template <typename W>
+struct Packed {
+    uint4 raw[sizeof(W) / 2];
+    __device__ __forceinline__ void load(const W* p) {
+#pragma unroll
+        for (int i = 0; i < sizeof(W) / 2; ++i) raw[i] = stream4(reinterpret_cast<const uint4*>(p) + i);
+    }
+    __device__ __forceinline__ void unpack(float (&out)[8]) const;
+};
+template <>
+__device__ __forceinline__ void Packed<float>::unpack(float (&out)[8]) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        out[4 * i] = __uint_as_float(raw[i].x);
+        out[4 * i + 1] = __uint_as_float(raw[i].y);
+        out[4 * i + 2] = __uint_as_float(raw[i].z);
+        out[4 * i + 3] = __uint_as_float(raw[i].w);
+    }
+}
+template <>
+__device__ __forceinline__ void Packed<__half>::unpack(float (&out)[8]) const {
+    const unsigned words[4] = {raw[0].x, raw[0].y, raw[0].z, raw[0].w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const float2 f = __half22float2(*reinterpret_cast<const __half2*>(&words[i]));
+        out[2 * i] = f.x;
+        out[2 * i + 1] = f.y;
+    }
+}
+template <>
+__device__ __forceinline__ void Packed<__nv_bfloat16>::unpack(float (&out)[8]) const {
+    const unsigned words[4] = {raw[0].x, raw[0].y, raw[0].z, raw[0].w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        out[2 * i] = __uint_as_float(words[i] << 16);
+        out[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
+    }
+}
+
+// B: columns of x. ROWS: rows per warp. UNROLL: loads under way per row.
+template <int B, int ROWS, int UNROLL>
+__device__ __forceinline__ void gemv(const ModelDenseParams& p) {
+    const unsigned lane = threadIdx.x & 31;
+    const unsigned row0 = (blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5)) * ROWS;
+    if (row0 >= p.rows) return;
+    const Weight* weights[ROWS];
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+        weights[r] = reinterpret_cast<const Weight*>(p.w) + static_cast<size_t>(min(row0 + r, p.rows - 1)) * p.cols;
+    }
+    float acc[ROWS][B];
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+#pragma unroll
+        for (int b = 0; b < B; ++b) acc[r][b] = 0.0f;
+    }
+    const float* x[B];
+#pragma unroll
+    for (int b = 0; b < B; ++b) x[b] = p.x + static_cast<size_t>(min(b, static_cast<int>(p.batch) - 1)) * p.cols;
+
+    auto add = [&](const Packed<Weight> (&packed)[ROWS], unsigned k) {
+        float w[ROWS][8];
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) packed[r].unpack(w[r]);
+#pragma unroll
+        for (int b = 0; b < B; ++b) {
+            const float4 lo = __ldg(reinterpret_cast<const float4*>(x[b] + k));
+            const float4 hi = __ldg(reinterpret_cast<const float4*>(x[b] + k) + 1);
+            const float v[8] = {lo.x, lo.y, lo.z, lo.w, hi.x, hi.y, hi.z, hi.w};
+#pragma unroll
+            for (int r = 0; r < ROWS; ++r) {
+#pragma unroll
+                for (int e = 0; e < 8; ++e) acc[r][b] = fmaf(w[r][e], v[e], acc[r][b]);
+            }
+        }
+    };
+    if (p.cols % 8 == 0) {
+        unsigned k = lane * 8;
+        for (; k + (UNROLL - 1) * 256 < p.cols; k += UNROLL * 256) {
+            Packed<Weight> packed[UNROLL][ROWS];
+#pragma unroll
+            for (int u = 0; u < UNROLL; ++u) {
+#pragma unroll
+                for (int r = 0; r < ROWS; ++r) packed[u][r].load(weights[r] + k + u * 256);
+            }
+#pragma unroll
+            for (int u = 0; u < UNROLL; ++u) add(packed[u], k + u * 256);
+        }
+        for (; k < p.cols; k += 256) {
+            Packed<Weight> packed[ROWS];
+#pragma unroll
+            for (int r = 0; r < ROWS; ++r) packed[r].load(weights[r] + k);
+            add(packed, k);
+        }
+    } else {
+        for (unsigned k = lane; k < p.cols; k += 32) {
+#pragma unroll
+            for (int b = 0; b < B; ++b) {
+                const float v = x[b][k];
+#pragma unroll
+                for (int r = 0; r < ROWS; ++r) acc[r][b] = fmaf(to_float(weights[r][k]), v, acc[r][b]);
+            }
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+#pragma unroll
+        for (int b = 0; b < B; ++b) {
+#pragma unroll
+            for (int d = 16; d > 0; d >>= 1) acc[r][b] += __shfl_xor_sync(0xffffffffu, acc[r][b], d);
+            if (lane == 0 && row0 + r < p.rows && b < p.batch) p.y[static_cast<size_t>(b) * p.rows + row0 + r] = acc[r][b];
+        }
+    }
+}
+
+__device__ __forceinline__ void gemm(const ModelDenseParams& p) {
+    constexpr int TM = 64, TN = 128, TK = 16, PAD = 4;  // Batch, rows, columns of a tile.
+    __shared__ __align__(16) float s_x[TK][TM + PAD];
+    __shared__ __align__(16) float s_w[TK][TN + PAD];
+    const unsigned row0 = blockIdx.x * TN, batch0 = blockIdx.y * TM;
+    const unsigned tx = threadIdx.x & 15, ty = threadIdx.x >> 4;
+    const Weight* w = reinterpret_cast<const Weight*>(p.w);
+    float acc[4][8];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+#pragma unroll
+        for (int j = 0; j < 8; ++j) acc[i][j] = 0.0f;
+    }
+    for (unsigned k0 = 0; k0 < p.cols; k0 += TK) {
+#pragma unroll
+        for (int i = 0; i < TM * TK / 256; ++i) {
+            const unsigned e = threadIdx.x + 256 * i, r = e / TK, k = e % TK;
+            const bool in = batch0 + r < p.batch && k0 + k < p.cols;
+            s_x[k][r] = in ? p.x[static_cast<size_t>(batch0 + r) * p.cols + k0 + k] : 0.0f;
+        }
+#pragma unroll
+        for (int i = 0; i < TN * TK / 256; ++i) {
+            const unsigned e = threadIdx.x + 256 * i, r = e / TK, k = e % TK;
+            const bool in = row0 + r < p.rows && k0 + k < p.cols;
+            s_w[k][r] = in ? to_float(w[static_cast<size_t>(row0 + r) * p.cols + k0 + k]) : 0.0f;
+        }
+        __syncthreads();
+#pragma unroll
+        for (int k = 0; k < TK; ++k) {
+            const float4 a = *reinterpret_cast<const float4*>(&s_x[k][ty * 4]);
+            const float4 lo = *reinterpret_cast<const float4*>(&s_w[k][tx * 4]);
+            const float4 hi = *reinterpret_cast<const float4*>(&s_w[k][64 + tx * 4]);
+            const float xs[4] = {a.x, a.y, a.z, a.w};
+            const float ws[8] = {lo.x, lo.y, lo.z, lo.w, hi.x, hi.y, hi.z, hi.w};
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+#pragma unroll
+                for (int j = 0; j < 8; ++j) acc[i][j] = fmaf(xs[i], ws[j], acc[i][j]);
+            }
+        }
+        __syncthreads();
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const unsigned b = batch0 + ty * 4 + i;
+        if (b >= p.batch) continue;
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+            const unsigned r = row0 + (j / 4) * 64 + tx * 4 + j % 4;
+            if (r < p.rows) p.y[static_cast<size_t>(b) * p.rows + r] = acc[i][j];
+        }
+    }
+}
+
+}  // namespace
+
+#ifndef GEMV_ROWS
+#define GEMV_ROWS 2
+#endif
+#ifndef GEMV_UNROLL
+#define GEMV_UNROLL 4
+#endif
+extern "C" __global__ void __launch_bounds__(128) model_gemv_1(const __grid_constant__ ModelDenseParams p) {
+    gemv<1, GEMV_ROWS, GEMV_UNROLL>(p);
+}
+extern "C" __global__ void __launch_bounds__(128) model_gemv_2(const __grid_constant__ ModelDenseParams p) { gemv<2, 2, 4>(p); }
+extern "C" __global__ void __launch_bounds__(128) model_gemv_4(const __grid_constant__ ModelDenseParams p) { gemv<4, 2, 2>(p); }
+extern "C" __global__ void __launch_bounds__(128) model_gemv_8(const __grid_constant__ ModelDenseParams p) { gemv<8, 2, 2>(p); }
+extern "C" __global__ void __launch_bounds__(256) model_gemm(const __grid_constant__ ModelDenseParams p) { gemm(p); }

@@ -1,0 +1,233 @@
+// The small operations of a decoder: embedding, normalization, rotation, gating, choice of the next token.
+//
+//   embed      x[i] = table[token[i]]
+//   rmsnorm    x += delta + delta_bias;  out = x / sqrt(mean(x^2) + eps) * weight
+//   rope       q, k: + bias, optional norm per head, rotation by position; k, v go to the cache
+//   silu_mul   out = silu(gate + bias) * (up + bias)
+//   argmax     token = index of the largest logit (the first of equals); position += 1
+//
+// Shapes: row-major, f32, `n` rows. Grid: one block per row unless a kernel says otherwise. No dynamic shared memory.
+// The position of row 0 is read from the device, so that one CUDA graph serves every step.
+// Caller: gosset-cuda/src/launch/model.rs.
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "params.cuh"
+
+namespace {
+
+__device__ __forceinline__ float to_float(float v) { return v; }
+__device__ __forceinline__ float to_float(__half v) { return __half2float(v); }
+__device__ __forceinline__ float to_float(__nv_bfloat16 v) { return __bfloat162float(v); }
+
+template <typename T>
+__device__ __forceinline__ T from_float(float v);
+template <>
+__device__ __forceinline__ float from_float<float>(float v) { return v; }
+template <>
+__device__ __forceinline__ __half from_float<__half>(float v) { return __float2half_rn(v); }
+
+// Sum over the block, the same value in every thread. `shared` has room for 32 floats.
+__device__ __forceinline__ float block_sum(float v, float* shared) {
+#pragma unroll
+    for (int d = 16; d > 0; d >>= 1) v += __shfl_xor_sync(0xffffffffu, v, d);
+    const unsigned warp = threadIdx.x >> 5, lane = threadIdx.x & 31, n_warps = blockDim.x >> 5;
+    if (lane == 0) shared[warp] = v;
+    __syncthreads();
+    v = lane < n_warps ? shared[lane] : 0.0f;
+#pragma unroll
+    for (int d = 16; d > 0; d >>= 1) v += __shfl_xor_sync(0xffffffffu, v, d);
+    return v;
+}
+
+template <typename T>
+__device__ __forceinline__ void embed(const ModelEmbedParams& p) {
+    const T* table = reinterpret_cast<const T*>(p.table);
+    const unsigned token = min(p.tokens[blockIdx.x], p.vocab - 1);
+    const T* from = table + static_cast<size_t>(token) * p.cols;
+    float* to = p.x + static_cast<size_t>(blockIdx.x) * p.cols;
+    for (unsigned i = threadIdx.x; i < p.cols; i += blockDim.x) to[i] = to_float(from[i]);
+}
+
+// One warp per head of one row. Pairs are (i, i + half), or (2i, 2i + 1) when interleaved.
+template <typename C>
+__device__ __forceinline__ void rope(const ModelRopeParams& p) {
+    constexpr int kPairs = 4;  // Pairs per lane: heads of up to 256 columns.
+    const unsigned lane = threadIdx.x & 31, half = p.head_dim / 2;
+    const unsigned head = blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5), row = blockIdx.y;
+    const unsigned n_heads = p.heads + 2 * p.kv_heads;
+    if (head >= n_heads) return;
+    const bool is_q = head < p.heads, is_v = head >= p.heads + p.kv_heads;
+    const size_t width = static_cast<size_t>(n_heads) * p.head_dim;
+    const float* x = p.qkv + row * width + static_cast<size_t>(head) * p.head_dim;
+    const float* bias = p.bias ? p.bias + static_cast<size_t>(head) * p.head_dim : nullptr;
+    const unsigned position = *p.position + row;
+
+    float a[kPairs], b[kPairs], sum = 0.0f;
+#pragma unroll
+    for (int j = 0; j < kPairs; ++j) {
+        const unsigned i = lane + 32 * j;
+        const unsigned i0 = p.interleaved ? 2 * i : i, i1 = p.interleaved ? 2 * i + 1 : i + half;
+        const bool in = i < half;
+        a[j] = in ? x[i0] + (bias ? bias[i0] : 0.0f) : 0.0f;
+        b[j] = in ? x[i1] + (bias ? bias[i1] : 0.0f) : 0.0f;
+        sum += a[j] * a[j] + b[j] * b[j];
+    }
+    const float* norm = is_v ? nullptr : is_q ? p.q_norm : p.k_norm;
+    if (norm) {
+#pragma unroll
+        for (int d = 16; d > 0; d >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, d);
+        const float scale = 1.0f / sqrtf(sum / static_cast<float>(p.head_dim) + p.eps);
+#pragma unroll
+        for (int j = 0; j < kPairs; ++j) {
+            const unsigned i = lane + 32 * j;
+            const unsigned i0 = p.interleaved ? 2 * i : i, i1 = p.interleaved ? 2 * i + 1 : i + half;
+            if (i < half) {
+                a[j] *= scale * norm[i0];
+                b[j] *= scale * norm[i1];
+            }
+        }
+    }
+    if (!is_v) {
+#pragma unroll
+        for (int j = 0; j < kPairs; ++j) {
+            const unsigned i = lane + 32 * j;
+            if (i < half) {
+                // The angle is reduced in f64: its f32 form would be off by whole turns at long contexts.
+                const double angle = static_cast<double>(position) * p.inv_freq[i];
+                const double turns = rint(angle * 0.15915494309189533577);
+                const float r = static_cast<float>(fma(turns, -6.28318530717958647693, angle));
+                float sin, cos;
+                sincosf(r, &sin, &cos);
+                const float rotated = a[j] * cos - b[j] * sin;
+                b[j] = b[j] * cos + a[j] * sin;
+                a[j] = rotated;
+            }
+        }
+    }
+    if (is_q) {
+        float* out = p.q + (static_cast<size_t>(row) * p.heads + head) * p.head_dim;
+#pragma unroll
+        for (int j = 0; j < kPairs; ++j) {
+            const unsigned i = lane + 32 * j;
+            if (i < half) {
+                out[p.interleaved ? 2 * i : i] = a[j] * p.scale;
+                out[p.interleaved ? 2 * i + 1 : i + half] = b[j] * p.scale;
+            }
+        }
+        return;
+    }
+    if (position >= p.capacity) return;
+    const unsigned kv_head = head - p.heads - (is_v ? p.kv_heads : 0);
+    C* cache = reinterpret_cast<C*>(is_v ? p.values : p.keys);
+    C* out = cache + (static_cast<size_t>(kv_head) * p.capacity + position) * p.head_stride;
+#pragma unroll
+    for (int j = 0; j < kPairs; ++j) {
+        const unsigned i = lane + 32 * j;
+        if (i < half) {
+            out[p.interleaved ? 2 * i : i] = from_float<C>(a[j]);
+            out[p.interleaved ? 2 * i + 1 : i + half] = from_float<C>(b[j]);
+        }
+    }
+}
+
+}  // namespace
+
+extern "C" __global__ void model_embed_f32(const __grid_constant__ ModelEmbedParams p) { embed<float>(p); }
+extern "C" __global__ void model_embed_f16(const __grid_constant__ ModelEmbedParams p) { embed<__half>(p); }
+extern "C" __global__ void model_embed_bf16(const __grid_constant__ ModelEmbedParams p) { embed<__nv_bfloat16>(p); }
+
+extern "C" __global__ void __launch_bounds__(1024) model_rmsnorm(const __grid_constant__ ModelNormParams p) {
+    constexpr int kHeld = 4;  // Values per thread that stay in registers between the two passes.
+    __shared__ float shared[32];
+    const size_t at = static_cast<size_t>(blockIdx.x) * p.cols;
+    float* x = p.x + at;
+    const float* delta = p.delta ? p.delta + at : nullptr;
+    float held[kHeld], sum = 0.0f;
+#pragma unroll
+    for (int j = 0; j < kHeld; ++j) {
+        const unsigned i = threadIdx.x + j * blockDim.x;
+        held[j] = 0.0f;
+        if (i < p.cols) {
+            held[j] = x[i];
+            if (delta) held[j] += delta[i] + (p.delta_bias ? p.delta_bias[i] : 0.0f);
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < kHeld; ++j) {
+        const unsigned i = threadIdx.x + j * blockDim.x;
+        if (delta && i < p.cols) x[i] = held[j];
+        sum += held[j] * held[j];
+    }
+    for (unsigned i = threadIdx.x + kHeld * blockDim.x; i < p.cols; i += blockDim.x) {
+        float v = x[i];
+        if (delta) {
+            v += delta[i] + (p.delta_bias ? p.delta_bias[i] : 0.0f);
+            x[i] = v;
+        }
+        sum += v * v;
+    }
+    const float scale = 1.0f / sqrtf(block_sum(sum, shared) / static_cast<float>(p.cols) + p.eps);
+    float* out = p.out + at;
+#pragma unroll
+    for (int j = 0; j < kHeld; ++j) {
+        const unsigned i = threadIdx.x + j * blockDim.x;
+        if (i < p.cols) out[i] = held[j] * scale * p.weight[i];
+    }
+    for (unsigned i = threadIdx.x + kHeld * blockDim.x; i < p.cols; i += blockDim.x) out[i] = x[i] * scale * p.weight[i];
+}
+
+extern "C" __global__ void __launch_bounds__(128) model_rope_f16(const __grid_constant__ ModelRopeParams p) {
+    rope<__half>(p);
+}
+extern "C" __global__ void __launch_bounds__(128) model_rope_f32(const __grid_constant__ ModelRopeParams p) {
+    rope<float>(p);
+}
+
+// Grid: (blocks over columns, n).
+extern "C" __global__ void __launch_bounds__(256) model_silu_mul(const __grid_constant__ ModelSiluParams p) {
+    const unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= p.cols) return;
+    const float* row = p.gate_up + static_cast<size_t>(blockIdx.y) * 2 * p.cols;
+    float gate = row[i], up = row[p.cols + i];
+    if (p.bias) {
+        gate += p.bias[i];
+        up += p.bias[p.cols + i];
+    }
+    p.out[static_cast<size_t>(blockIdx.y) * p.cols + i] = gate / (1.0f + expf(-gate)) * up;
+}
+
+// Grid: any number of blocks of 256 threads over one row of logits. `best` is 0 and `n_done` is 0 before and after.
+extern "C" __global__ void __launch_bounds__(256) model_argmax(const __grid_constant__ ModelArgmaxParams p) {
+    __shared__ unsigned long long shared[8];
+    unsigned long long best = 0;
+    for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < p.vocab; i += gridDim.x * blockDim.x) {
+        // An order-preserving image of the float above the complement of the index: equal logits go to the first.
+        const unsigned bits = __float_as_uint(p.logits[i]);
+        const unsigned ordered = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+        best = max(best, static_cast<unsigned long long>(ordered) << 32 | (0xffffffffu - i));
+    }
+#pragma unroll
+    for (int d = 16; d > 0; d >>= 1) best = max(best, __shfl_xor_sync(0xffffffffu, best, d));
+    if ((threadIdx.x & 31) == 0) shared[threadIdx.x >> 5] = best;
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+#pragma unroll
+    for (int w = 0; w < 8; ++w) best = max(best, shared[w]);
+    atomicMax(p.best, best);
+    __threadfence();
+    if (atomicAdd(p.n_done, 1u) != gridDim.x - 1) return;
+    __threadfence();
+    best = atomicExch(p.best, 0ull);
+    *p.n_done = 0;
+    *p.token = 0xffffffffu - static_cast<unsigned>(best);
+    *p.position += 1;
+}
+
+// Copies `len` positions of every head from a cache of one capacity to one of another. Grid: (any, heads), 16-byte units.
+extern "C" __global__ void __launch_bounds__(256) model_cache_copy(const __grid_constant__ ModelCacheCopyParams p) {
+    const uint4* from = reinterpret_cast<const uint4*>(p.from) + static_cast<size_t>(blockIdx.y) * p.from_units;
+    uint4* to = reinterpret_cast<uint4*>(p.to) + static_cast<size_t>(blockIdx.y) * p.to_units;
+    for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < p.n_units; i += gridDim.x * blockDim.x) to[i] = from[i];
+}
