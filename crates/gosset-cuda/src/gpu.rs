@@ -10,6 +10,7 @@ use cudarc::driver::{result, sys};
 use crate::error::{CudaError, reason};
 use crate::generated::modules::Module;
 use crate::kernel::{Kernel, LoadedModule};
+use crate::library;
 use crate::memory::{Buffer, DevSlice, DeviceType};
 use crate::stream::Stream;
 
@@ -125,8 +126,7 @@ impl fmt::Debug for Gpu {
 
 /// CUDA version that the driver supports, after the driver was found and started.
 fn start_driver() -> Result<(u32, u32), CudaError> {
-    // SAFETY: opens and closes a library by name.
-    if !unsafe { sys::is_culib_present() } {
+    if !library::is_present(&["cuda", "nvcuda"]) {
         return Err(CudaError::NoDriver);
     }
     result::init().map_err(|error| CudaError::NoDevice { reason: reason(error) })?;
@@ -136,6 +136,14 @@ fn start_driver() -> Result<(u32, u32), CudaError> {
         .result()
         .map_err(|error| CudaError::driver("cuDriverGetVersion", error))?;
     Ok((version as u32 / 1000, version as u32 % 1000 / 10))
+}
+
+/// CUDA version that the driver supports, major and minor.
+///
+/// # Errors
+/// [`CudaError::NoDriver`], and [`CudaError::NoDevice`] where the driver does not start.
+pub fn driver_version() -> Result<(u32, u32), CudaError> {
+    start_driver()
 }
 
 /// `number: name` of each device that the driver shows.

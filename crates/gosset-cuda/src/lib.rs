@@ -27,11 +27,12 @@ mod gpu;
 mod graph;
 mod kernel;
 pub mod launch;
+mod library;
 mod memory;
 mod stream;
 
 pub use error::CudaError;
-pub use gpu::{Gpu, GpuInfo, MIN_CAPABILITY, OpenOptions, device_names};
+pub use gpu::{Gpu, GpuInfo, MIN_CAPABILITY, OpenOptions, device_names, driver_version};
 pub use graph::Graph;
 pub use memory::{Buffer, DevSlice, DevSliceMut, DeviceType};
 pub use stream::{Event, Stream, StreamRef};
