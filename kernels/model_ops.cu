@@ -95,11 +95,9 @@ __device__ __forceinline__ void rope(const ModelRopeParams& p) {
             const unsigned i = lane + 32 * j;
             if (i < half) {
                 // The angle is reduced in f64: its f32 form would be off by whole turns at long contexts.
-                const double angle = static_cast<double>(position) * p.inv_freq[i];
-                const double turns = rint(angle * 0.15915494309189533577);
-                const float r = static_cast<float>(fma(turns, -6.28318530717958647693, angle));
+                const double turns = static_cast<double>(position) * p.turns[i];
                 float sin, cos;
-                sincosf(r, &sin, &cos);
+                sincospif(2.0f * static_cast<float>(turns - rint(turns)), &sin, &cos);
                 const float rotated = a[j] * cos - b[j] * sin;
                 b[j] = b[j] * cos + a[j] * sin;
                 a[j] = rotated;
@@ -229,5 +227,6 @@ extern "C" __global__ void __launch_bounds__(256) model_argmax(const __grid_cons
 extern "C" __global__ void __launch_bounds__(256) model_cache_copy(const __grid_constant__ ModelCacheCopyParams p) {
     const uint4* from = reinterpret_cast<const uint4*>(p.from) + static_cast<size_t>(blockIdx.y) * p.from_units;
     uint4* to = reinterpret_cast<uint4*>(p.to) + static_cast<size_t>(blockIdx.y) * p.to_units;
-    for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < p.n_units; i += gridDim.x * blockDim.x) to[i] = from[i];
+    const size_t step = static_cast<size_t>(gridDim.x) * blockDim.x;
+    for (size_t i = static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < p.n_units; i += step) to[i] = from[i];
 }

@@ -17,3 +17,171 @@ static_assert(sizeof(ProbeParams) == 16);
 static_assert(offsetof(ProbeParams, y) == 0);
 static_assert(offsetof(ProbeParams, n) == 8);
 static_assert(offsetof(ProbeParams, factor) == 12);
+
+// Rows of a dense table: `x[i] = table[tokens[i]]`.
+struct ModelEmbedParams {
+    const void* table;  // `[vocab, cols]`
+    const uint32_t* tokens;  // `n` ids
+    float* x;  // `[n, cols]`
+    uint32_t cols;
+    uint32_t vocab;
+};
+static_assert(sizeof(ModelEmbedParams) == 32);
+static_assert(offsetof(ModelEmbedParams, table) == 0);
+static_assert(offsetof(ModelEmbedParams, tokens) == 8);
+static_assert(offsetof(ModelEmbedParams, x) == 16);
+static_assert(offsetof(ModelEmbedParams, cols) == 24);
+static_assert(offsetof(ModelEmbedParams, vocab) == 28);
+
+// `x += delta + delta_bias`, then `out = x / sqrt(mean(x^2) + eps) * weight`.
+struct ModelNormParams {
+    float* x;  // `[n, cols]`, read and written
+    const float* delta;  // `[n, cols]`, or null
+    const float* delta_bias;  // `[cols]`, or null
+    const float* weight;  // `[cols]`
+    float* out;  // `[n, cols]`
+    uint32_t cols;
+    float eps;
+};
+static_assert(sizeof(ModelNormParams) == 48);
+static_assert(offsetof(ModelNormParams, x) == 0);
+static_assert(offsetof(ModelNormParams, delta) == 8);
+static_assert(offsetof(ModelNormParams, delta_bias) == 16);
+static_assert(offsetof(ModelNormParams, weight) == 24);
+static_assert(offsetof(ModelNormParams, out) == 32);
+static_assert(offsetof(ModelNormParams, cols) == 40);
+static_assert(offsetof(ModelNormParams, eps) == 44);
+
+// Rotation of queries and keys; keys and values go to the cache.
+struct ModelRopeParams {
+    const float* qkv;  // `[n, heads + 2 kv_heads, head_dim]`
+    const float* bias;  // `[(heads + 2 kv_heads) head_dim]`, or null
+    const float* q_norm;  // `[head_dim]`, or null
+    const float* k_norm;  // `[head_dim]`, or null
+    const double* turns;  // `[head_dim / 2]`, turns per position
+    const uint32_t* position;  // that of row 0
+    float* q;  // `[n, heads, head_dim]`, rotated and scaled
+    void* keys;  // `[kv_heads, capacity, head_stride]`
+    void* values;  // `[kv_heads, capacity, head_stride]`
+    uint32_t heads;
+    uint32_t kv_heads;
+    uint32_t head_dim;  // even, at most 256
+    uint32_t head_stride;
+    uint32_t capacity;
+    uint32_t interleaved;  // pairs are neighbours, else half a head apart
+    float scale;  // of queries
+    float eps;  // of the norms
+};
+static_assert(sizeof(ModelRopeParams) == 104);
+static_assert(offsetof(ModelRopeParams, qkv) == 0);
+static_assert(offsetof(ModelRopeParams, bias) == 8);
+static_assert(offsetof(ModelRopeParams, q_norm) == 16);
+static_assert(offsetof(ModelRopeParams, k_norm) == 24);
+static_assert(offsetof(ModelRopeParams, turns) == 32);
+static_assert(offsetof(ModelRopeParams, position) == 40);
+static_assert(offsetof(ModelRopeParams, q) == 48);
+static_assert(offsetof(ModelRopeParams, keys) == 56);
+static_assert(offsetof(ModelRopeParams, values) == 64);
+static_assert(offsetof(ModelRopeParams, heads) == 72);
+static_assert(offsetof(ModelRopeParams, kv_heads) == 76);
+static_assert(offsetof(ModelRopeParams, head_dim) == 80);
+static_assert(offsetof(ModelRopeParams, head_stride) == 84);
+static_assert(offsetof(ModelRopeParams, capacity) == 88);
+static_assert(offsetof(ModelRopeParams, interleaved) == 92);
+static_assert(offsetof(ModelRopeParams, scale) == 96);
+static_assert(offsetof(ModelRopeParams, eps) == 100);
+
+// `out = silu(gate + bias) * (up + bias)`.
+struct ModelSiluParams {
+    const float* gate_up;  // `[n, 2, cols]`
+    const float* bias;  // `[2, cols]`, or null
+    float* out;  // `[n, cols]`
+    uint32_t cols;
+};
+static_assert(sizeof(ModelSiluParams) == 32);
+static_assert(offsetof(ModelSiluParams, gate_up) == 0);
+static_assert(offsetof(ModelSiluParams, bias) == 8);
+static_assert(offsetof(ModelSiluParams, out) == 16);
+static_assert(offsetof(ModelSiluParams, cols) == 24);
+
+// `token` = index of the first largest logit; `position += 1`.
+struct ModelArgmaxParams {
+    const float* logits;  // `[vocab]`
+    unsigned long long* best;  // scratch, 0 before and after
+    uint32_t* n_done;  // scratch, 0 before and after
+    uint32_t* token;
+    uint32_t* position;
+    uint32_t vocab;
+};
+static_assert(sizeof(ModelArgmaxParams) == 48);
+static_assert(offsetof(ModelArgmaxParams, logits) == 0);
+static_assert(offsetof(ModelArgmaxParams, best) == 8);
+static_assert(offsetof(ModelArgmaxParams, n_done) == 16);
+static_assert(offsetof(ModelArgmaxParams, token) == 24);
+static_assert(offsetof(ModelArgmaxParams, position) == 32);
+static_assert(offsetof(ModelArgmaxParams, vocab) == 40);
+
+// Positions of every head from one cache to another, in units of 16 bytes.
+struct ModelCacheCopyParams {
+    const void* from;
+    void* to;
+    uint64_t from_units;  // units per head
+    uint64_t to_units;
+    uint64_t n_units;  // units to copy per head
+};
+static_assert(sizeof(ModelCacheCopyParams) == 40);
+static_assert(offsetof(ModelCacheCopyParams, from) == 0);
+static_assert(offsetof(ModelCacheCopyParams, to) == 8);
+static_assert(offsetof(ModelCacheCopyParams, from_units) == 16);
+static_assert(offsetof(ModelCacheCopyParams, to_units) == 24);
+static_assert(offsetof(ModelCacheCopyParams, n_units) == 32);
+
+// Causal attention of `n` rows over the cache.
+struct ModelAttendParams {
+    const float* q;  // `[n, heads, head_dim]`, rotated and scaled
+    const void* keys;  // `[kv_heads, capacity, head_stride]`
+    const void* values;  // `[kv_heads, capacity, head_stride]`
+    float* out;  // `[n, heads, head_dim]`
+    float* parts;  // split: `[n, heads, n_splits, head_stride + 2]`
+    uint32_t* counters;  // split: one per row and block of heads, 0 before and after
+    const uint32_t* position;  // that of row 0
+    uint32_t n;
+    uint32_t heads;
+    uint32_t kv_heads;
+    uint32_t head_dim;
+    uint32_t head_stride;  // multiple of 8
+    uint32_t capacity;
+    uint32_t min_span;  // split: least positions of a block, a multiple of 16
+};
+static_assert(sizeof(ModelAttendParams) == 88);
+static_assert(offsetof(ModelAttendParams, q) == 0);
+static_assert(offsetof(ModelAttendParams, keys) == 8);
+static_assert(offsetof(ModelAttendParams, values) == 16);
+static_assert(offsetof(ModelAttendParams, out) == 24);
+static_assert(offsetof(ModelAttendParams, parts) == 32);
+static_assert(offsetof(ModelAttendParams, counters) == 40);
+static_assert(offsetof(ModelAttendParams, position) == 48);
+static_assert(offsetof(ModelAttendParams, n) == 56);
+static_assert(offsetof(ModelAttendParams, heads) == 60);
+static_assert(offsetof(ModelAttendParams, kv_heads) == 64);
+static_assert(offsetof(ModelAttendParams, head_dim) == 68);
+static_assert(offsetof(ModelAttendParams, head_stride) == 72);
+static_assert(offsetof(ModelAttendParams, capacity) == 76);
+static_assert(offsetof(ModelAttendParams, min_span) == 80);
+
+// `y = x W^T` for a dense matrix.
+struct ModelDenseParams {
+    const void* w;  // `[rows, cols]`
+    const float* x;  // `[batch, cols]`
+    float* y;  // `[batch, rows]`
+    uint32_t rows;
+    uint32_t cols;
+    uint32_t batch;
+};
+static_assert(sizeof(ModelDenseParams) == 40);
+static_assert(offsetof(ModelDenseParams, w) == 0);
+static_assert(offsetof(ModelDenseParams, x) == 8);
+static_assert(offsetof(ModelDenseParams, y) == 16);
+static_assert(offsetof(ModelDenseParams, rows) == 24);
+static_assert(offsetof(ModelDenseParams, cols) == 28);
+static_assert(offsetof(ModelDenseParams, batch) == 32);

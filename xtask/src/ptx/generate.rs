@@ -120,26 +120,15 @@ pub(super) fn modules_rs(spec: &Spec, built: &[Built<'_>]) -> String {
 
 /// PTX of a module for one target.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Ptx {
-    /// `sm_80` and the like.
+pub(crate) struct Image {
+    /// `sm_80` and the like: the lowest capability that runs it; with a final `a`, the only one.
     pub(crate) target: &'static str,
-    /// Compute capability of the target.
-    pub(crate) capability: (u32, u32),
-    /// Whether it runs on that capability only (targets that end in `a`); otherwise it runs on later ones, too.
-    pub(crate) exact: bool,
     /// PTX ISA version of the text, which decides the oldest driver that loads it.
-    pub(crate) version: (u32, u32),
+    pub(crate) ptx_version: (u32, u32),
     /// Digest of everything that the text was made from.
     pub(crate) hash: &'static str,
     /// The text.
-    pub(crate) text: &'static str,
-}
-
-impl Ptx {
-    /// Whether a device of this capability runs it.
-    pub(crate) fn runs_on(&self, capability: (u32, u32)) -> bool {
-        if self.exact { capability == self.capability } else { capability >= self.capability }
-    }
+    pub(crate) ptx: &'static str,
 }
 
 /// A kernel.
@@ -186,50 +175,29 @@ pub(crate) struct Entry {
         out.push_str("            ],\n");
     }
     out.push_str("        }\n    }\n\n    /// Its PTX, one for each target.\n");
-    out.push_str("    pub(crate) const fn targets(self) -> &'static [Ptx] {\n        match self {\n");
+    out.push_str("    pub(crate) const fn images(self) -> &'static [Image] {\n        match self {\n");
     for b in built {
         out.push_str(&format!("            Module::{} => &[\n", b.module.variant()));
         for (target, header) in b.module.targets.iter().zip(&b.headers) {
             let (major, minor) = header.ptx_version;
             let file = b.module.file(target);
-            let (capability, exact) = capability_of(target);
-            out.push_str("                Ptx {\n");
+            out.push_str("                Image {\n");
             out.push_str(&format!("                    target: \"{target}\",\n"));
-            out.push_str(&format!("                    capability: {capability:?},\n"));
-            out.push_str(&format!("                    exact: {exact},\n"));
-            out.push_str(&format!("                    version: ({major}, {minor}),\n"));
+            out.push_str(&format!("                    ptx_version: ({major}, {minor}),\n"));
             out.push_str(&format!("                    hash: \"{}\",\n", header.inputs));
-            out.push_str(&format!("                    text: include_str!(\"../../ptx/{file}\"),\n"));
+            out.push_str(&format!("                    ptx: include_str!(\"../../ptx/{file}\"),\n"));
             out.push_str("                },\n");
         }
         out.push_str("            ],\n");
     }
-    out.push_str(
-        r#"        }
-    }
-
-    /// The PTX for a device of this capability: of the targets that it runs, the latest.
-    pub(crate) fn ptx(self, capability: (u32, u32)) -> Option<&'static Ptx> {
-        self.targets().iter().filter(|ptx| ptx.runs_on(capability)).max_by_key(|ptx| ptx.capability)
-    }
-}
-"#,
-    );
+    out.push_str("        }\n    }\n}\n");
     out
-}
-
-/// `((9, 0), true)` of `sm_90a`: the capability, and whether no other runs it.
-fn capability_of(target: &str) -> ((u32, u32), bool) {
-    let digits: String = target.chars().filter(char::is_ascii_digit).collect();
-    let number: u32 = digits.parse().unwrap_or(0);
-    ((number / 10, number % 10), !target.ends_with(|c: char| c.is_ascii_digit()))
 }
 
 /// `crates/gosset-cuda/src/generated/mod.rs`.
 pub(super) fn mod_rs() -> String {
     format!(
         "{NOTICE}//! Made by `cargo xtask ptx`: parameter structs and embedded PTX.\n\n\
-         #[rustfmt::skip]\nmod modules;\n#[rustfmt::skip]\npub(crate) mod params;\n\n\
-         pub(crate) use modules::Module;\n"
+         #[rustfmt::skip]\npub(crate) mod modules;\n#[rustfmt::skip]\npub(crate) mod params;\n"
     )
 }

@@ -2,8 +2,6 @@
 //! Made by `cargo xtask ptx`: parameter structs and embedded PTX.
 
 #[rustfmt::skip]
-mod modules;
+pub(crate) mod modules;
 #[rustfmt::skip]
 pub(crate) mod params;
-
-pub(crate) use modules::Module;

@@ -5,26 +5,15 @@
 
 /// PTX of a module for one target.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Ptx {
-    /// `sm_80` and the like.
+pub(crate) struct Image {
+    /// `sm_80` and the like: the lowest capability that runs it; with a final `a`, the only one.
     pub(crate) target: &'static str,
-    /// Compute capability of the target.
-    pub(crate) capability: (u32, u32),
-    /// Whether it runs on that capability only (targets that end in `a`); otherwise it runs on later ones, too.
-    pub(crate) exact: bool,
     /// PTX ISA version of the text, which decides the oldest driver that loads it.
-    pub(crate) version: (u32, u32),
+    pub(crate) ptx_version: (u32, u32),
     /// Digest of everything that the text was made from.
     pub(crate) hash: &'static str,
     /// The text.
-    pub(crate) text: &'static str,
-}
-
-impl Ptx {
-    /// Whether a device of this capability runs it.
-    pub(crate) fn runs_on(&self, capability: (u32, u32)) -> bool {
-        if self.exact { capability == self.capability } else { capability >= self.capability }
-    }
+    pub(crate) ptx: &'static str,
 }
 
 /// A kernel.
@@ -41,18 +30,42 @@ pub(crate) struct Entry {
 pub(crate) enum Module {
     /// `probe.cu`
     Probe,
+    /// `model_ops.cu`
+    ModelOps,
+    /// `model_attend.cu`
+    ModelAttendF16,
+    /// `model_attend.cu -DCACHE_F32`
+    ModelAttendF32,
+    /// `model_dense.cu -DWEIGHT=0`
+    ModelDenseF32,
+    /// `model_dense.cu -DWEIGHT=1`
+    ModelDenseF16,
+    /// `model_dense.cu -DWEIGHT=2`
+    ModelDenseBf16,
 }
 
 impl Module {
     /// Every module, in the order of `kernels.toml`.
     pub(crate) const ALL: &'static [Module] = &[
         Module::Probe,
+        Module::ModelOps,
+        Module::ModelAttendF16,
+        Module::ModelAttendF32,
+        Module::ModelDenseF32,
+        Module::ModelDenseF16,
+        Module::ModelDenseBf16,
     ];
 
     /// Its name in `kernels.toml`.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Module::Probe => "probe",
+            Module::ModelOps => "model_ops",
+            Module::ModelAttendF16 => "model_attend_f16",
+            Module::ModelAttendF32 => "model_attend_f32",
+            Module::ModelDenseF32 => "model_dense_f32",
+            Module::ModelDenseF16 => "model_dense_f16",
+            Module::ModelDenseBf16 => "model_dense_bf16",
         }
     }
 
@@ -62,35 +75,158 @@ impl Module {
             Module::Probe => &[
                 Entry { name: "probe_affine", param_bytes: 16 },
             ],
-        }
-    }
-
-    /// Its PTX, one for each target.
-    pub(crate) const fn targets(self) -> &'static [Ptx] {
-        match self {
-            Module::Probe => &[
-                Ptx {
-                    target: "sm_80",
-                    capability: (8, 0),
-                    exact: false,
-                    version: (8, 0),
-                    hash: "c0f3fc2bc949ccddac03f042c5ec772a4a7f399ec4e0df6723d14cb136df44fd",
-                    text: include_str!("../../ptx/probe.sm_80.ptx"),
-                },
-                Ptx {
-                    target: "sm_90a",
-                    capability: (9, 0),
-                    exact: true,
-                    version: (8, 0),
-                    hash: "bbf2aa0edf89b976bdb3aef0ad800780e23e9269b6be34adcd87416d7df7c348",
-                    text: include_str!("../../ptx/probe.sm_90a.ptx"),
-                },
+            Module::ModelOps => &[
+                Entry { name: "model_embed_f32", param_bytes: 32 },
+                Entry { name: "model_embed_f16", param_bytes: 32 },
+                Entry { name: "model_embed_bf16", param_bytes: 32 },
+                Entry { name: "model_rmsnorm", param_bytes: 48 },
+                Entry { name: "model_rope_f16", param_bytes: 104 },
+                Entry { name: "model_rope_f32", param_bytes: 104 },
+                Entry { name: "model_silu_mul", param_bytes: 32 },
+                Entry { name: "model_argmax", param_bytes: 48 },
+                Entry { name: "model_cache_copy", param_bytes: 40 },
+            ],
+            Module::ModelAttendF16 => &[
+                Entry { name: "model_split_64", param_bytes: 88 },
+                Entry { name: "model_split_128", param_bytes: 88 },
+                Entry { name: "model_split_256", param_bytes: 88 },
+                Entry { name: "model_tile_64", param_bytes: 88 },
+                Entry { name: "model_tile_128", param_bytes: 88 },
+                Entry { name: "model_tile_256", param_bytes: 88 },
+            ],
+            Module::ModelAttendF32 => &[
+                Entry { name: "model_split_64", param_bytes: 88 },
+                Entry { name: "model_split_128", param_bytes: 88 },
+                Entry { name: "model_split_256", param_bytes: 88 },
+                Entry { name: "model_tile_64", param_bytes: 88 },
+                Entry { name: "model_tile_128", param_bytes: 88 },
+                Entry { name: "model_tile_256", param_bytes: 88 },
+            ],
+            Module::ModelDenseF32 => &[
+                Entry { name: "model_gemv_1", param_bytes: 40 },
+                Entry { name: "model_gemv_2", param_bytes: 40 },
+                Entry { name: "model_gemv_4", param_bytes: 40 },
+                Entry { name: "model_gemv_8", param_bytes: 40 },
+                Entry { name: "model_gemm", param_bytes: 40 },
+            ],
+            Module::ModelDenseF16 => &[
+                Entry { name: "model_gemv_1", param_bytes: 40 },
+                Entry { name: "model_gemv_2", param_bytes: 40 },
+                Entry { name: "model_gemv_4", param_bytes: 40 },
+                Entry { name: "model_gemv_8", param_bytes: 40 },
+                Entry { name: "model_gemm", param_bytes: 40 },
+            ],
+            Module::ModelDenseBf16 => &[
+                Entry { name: "model_gemv_1", param_bytes: 40 },
+                Entry { name: "model_gemv_2", param_bytes: 40 },
+                Entry { name: "model_gemv_4", param_bytes: 40 },
+                Entry { name: "model_gemv_8", param_bytes: 40 },
+                Entry { name: "model_gemm", param_bytes: 40 },
             ],
         }
     }
 
-    /// The PTX for a device of this capability: of the targets that it runs, the latest.
-    pub(crate) fn ptx(self, capability: (u32, u32)) -> Option<&'static Ptx> {
-        self.targets().iter().filter(|ptx| ptx.runs_on(capability)).max_by_key(|ptx| ptx.capability)
+    /// Its PTX, one for each target.
+    pub(crate) const fn images(self) -> &'static [Image] {
+        match self {
+            Module::Probe => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "c0f3fc2bc949ccddac03f042c5ec772a4a7f399ec4e0df6723d14cb136df44fd",
+                    ptx: include_str!("../../ptx/probe.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "bbf2aa0edf89b976bdb3aef0ad800780e23e9269b6be34adcd87416d7df7c348",
+                    ptx: include_str!("../../ptx/probe.sm_90a.ptx"),
+                },
+            ],
+            Module::ModelOps => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 3),
+                    hash: "de716bc9fff8e5518db58cf5b34c690f33d4a29730af45023577919f32d0bc36",
+                    ptx: include_str!("../../ptx/model_ops.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 3),
+                    hash: "28e413c54bad1d9dbd0aed974a123d2a5a1b15482aa2f06ef2656847db84b1d5",
+                    ptx: include_str!("../../ptx/model_ops.sm_90a.ptx"),
+                },
+            ],
+            Module::ModelAttendF16 => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 3),
+                    hash: "5086aa6119c86516e95f24e4e3b07f6199f8f9d4dccd283e059f08f108f0ec4b",
+                    ptx: include_str!("../../ptx/model_attend_f16.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 3),
+                    hash: "7d136a23668744b4506ebe0d3385e4e9943a00cd21c8fb8aab2d86ea0226f62f",
+                    ptx: include_str!("../../ptx/model_attend_f16.sm_90a.ptx"),
+                },
+            ],
+            Module::ModelAttendF32 => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 3),
+                    hash: "93b0d5135d642259956cc102d602686fa4b23977bae6ae3ce954f6eeb2edb888",
+                    ptx: include_str!("../../ptx/model_attend_f32.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 3),
+                    hash: "3b35726df4a5757f2765e8671c6cebb6b1a06b6eb1cbb6e017d336f48d5378da",
+                    ptx: include_str!("../../ptx/model_attend_f32.sm_90a.ptx"),
+                },
+            ],
+            Module::ModelDenseF32 => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 3),
+                    hash: "c9d80e12d045feb549d8d52f68af8001d237bb1634117cbb29a1e578a31ae1bb",
+                    ptx: include_str!("../../ptx/model_dense_f32.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 3),
+                    hash: "8ba2ffd4b2e4c7f13e64b62715edd98702f3650a9ca34c98176a13721a63a57b",
+                    ptx: include_str!("../../ptx/model_dense_f32.sm_90a.ptx"),
+                },
+            ],
+            Module::ModelDenseF16 => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 3),
+                    hash: "122d47233d4370fc023274852c4c62927dd006935df02c530eef112e4d2bbfed",
+                    ptx: include_str!("../../ptx/model_dense_f16.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 3),
+                    hash: "ff9214fd638d2d742834aa64437ed7626d3a81d10688d9122d7236c9b4d92c19",
+                    ptx: include_str!("../../ptx/model_dense_f16.sm_90a.ptx"),
+                },
+            ],
+            Module::ModelDenseBf16 => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 3),
+                    hash: "cbc40160a61a9f600f5d1a0d8dd5858314404890bbf0b34d38e999fa967ed0a5",
+                    ptx: include_str!("../../ptx/model_dense_bf16.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 3),
+                    hash: "972c3f53975d4120a141e0a3082aa2a1369cb440df9e481f6a9705e3781a6abc",
+                    ptx: include_str!("../../ptx/model_dense_bf16.sm_90a.ptx"),
+                },
+            ],
+        }
     }
 }

@@ -26,3 +26,283 @@ const _: () = assert!(offset_of!(ProbeParams, factor) == 12);
 
 // SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
 unsafe impl Params for ProbeParams {}
+
+/// Rows of a dense table: `x[i] = table[tokens[i]]`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct ModelEmbedParams {
+    /// `const void*`: `[vocab, cols]`
+    pub(crate) table: u64,
+    /// `const uint32_t*`: `n` ids
+    pub(crate) tokens: u64,
+    /// `float*`: `[n, cols]`
+    pub(crate) x: u64,
+    /// `cols`
+    pub(crate) cols: u32,
+    /// `vocab`
+    pub(crate) vocab: u32,
+}
+
+const _: () = assert!(size_of::<ModelEmbedParams>() == 32);
+const _: () = assert!(offset_of!(ModelEmbedParams, table) == 0);
+const _: () = assert!(offset_of!(ModelEmbedParams, tokens) == 8);
+const _: () = assert!(offset_of!(ModelEmbedParams, x) == 16);
+const _: () = assert!(offset_of!(ModelEmbedParams, cols) == 24);
+const _: () = assert!(offset_of!(ModelEmbedParams, vocab) == 28);
+
+// SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
+unsafe impl Params for ModelEmbedParams {}
+
+/// `x += delta + delta_bias`, then `out = x / sqrt(mean(x^2) + eps) * weight`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct ModelNormParams {
+    /// `float*`: `[n, cols]`, read and written
+    pub(crate) x: u64,
+    /// `const float*`: `[n, cols]`, or null
+    pub(crate) delta: u64,
+    /// `const float*`: `[cols]`, or null
+    pub(crate) delta_bias: u64,
+    /// `const float*`: `[cols]`
+    pub(crate) weight: u64,
+    /// `float*`: `[n, cols]`
+    pub(crate) out: u64,
+    /// `cols`
+    pub(crate) cols: u32,
+    /// `eps`
+    pub(crate) eps: f32,
+}
+
+const _: () = assert!(size_of::<ModelNormParams>() == 48);
+const _: () = assert!(offset_of!(ModelNormParams, x) == 0);
+const _: () = assert!(offset_of!(ModelNormParams, delta) == 8);
+const _: () = assert!(offset_of!(ModelNormParams, delta_bias) == 16);
+const _: () = assert!(offset_of!(ModelNormParams, weight) == 24);
+const _: () = assert!(offset_of!(ModelNormParams, out) == 32);
+const _: () = assert!(offset_of!(ModelNormParams, cols) == 40);
+const _: () = assert!(offset_of!(ModelNormParams, eps) == 44);
+
+// SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
+unsafe impl Params for ModelNormParams {}
+
+/// Rotation of queries and keys; keys and values go to the cache.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct ModelRopeParams {
+    /// `const float*`: `[n, heads + 2 kv_heads, head_dim]`
+    pub(crate) qkv: u64,
+    /// `const float*`: `[(heads + 2 kv_heads) head_dim]`, or null
+    pub(crate) bias: u64,
+    /// `const float*`: `[head_dim]`, or null
+    pub(crate) q_norm: u64,
+    /// `const float*`: `[head_dim]`, or null
+    pub(crate) k_norm: u64,
+    /// `const double*`: `[head_dim / 2]`, turns per position
+    pub(crate) turns: u64,
+    /// `const uint32_t*`: that of row 0
+    pub(crate) position: u64,
+    /// `float*`: `[n, heads, head_dim]`, rotated and scaled
+    pub(crate) q: u64,
+    /// `void*`: `[kv_heads, capacity, head_stride]`
+    pub(crate) keys: u64,
+    /// `void*`: `[kv_heads, capacity, head_stride]`
+    pub(crate) values: u64,
+    /// `heads`
+    pub(crate) heads: u32,
+    /// `kv_heads`
+    pub(crate) kv_heads: u32,
+    /// even, at most 256
+    pub(crate) head_dim: u32,
+    /// `head_stride`
+    pub(crate) head_stride: u32,
+    /// `capacity`
+    pub(crate) capacity: u32,
+    /// pairs are neighbours, else half a head apart
+    pub(crate) interleaved: u32,
+    /// of queries
+    pub(crate) scale: f32,
+    /// of the norms
+    pub(crate) eps: f32,
+}
+
+const _: () = assert!(size_of::<ModelRopeParams>() == 104);
+const _: () = assert!(offset_of!(ModelRopeParams, qkv) == 0);
+const _: () = assert!(offset_of!(ModelRopeParams, bias) == 8);
+const _: () = assert!(offset_of!(ModelRopeParams, q_norm) == 16);
+const _: () = assert!(offset_of!(ModelRopeParams, k_norm) == 24);
+const _: () = assert!(offset_of!(ModelRopeParams, turns) == 32);
+const _: () = assert!(offset_of!(ModelRopeParams, position) == 40);
+const _: () = assert!(offset_of!(ModelRopeParams, q) == 48);
+const _: () = assert!(offset_of!(ModelRopeParams, keys) == 56);
+const _: () = assert!(offset_of!(ModelRopeParams, values) == 64);
+const _: () = assert!(offset_of!(ModelRopeParams, heads) == 72);
+const _: () = assert!(offset_of!(ModelRopeParams, kv_heads) == 76);
+const _: () = assert!(offset_of!(ModelRopeParams, head_dim) == 80);
+const _: () = assert!(offset_of!(ModelRopeParams, head_stride) == 84);
+const _: () = assert!(offset_of!(ModelRopeParams, capacity) == 88);
+const _: () = assert!(offset_of!(ModelRopeParams, interleaved) == 92);
+const _: () = assert!(offset_of!(ModelRopeParams, scale) == 96);
+const _: () = assert!(offset_of!(ModelRopeParams, eps) == 100);
+
+// SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
+unsafe impl Params for ModelRopeParams {}
+
+/// `out = silu(gate + bias) * (up + bias)`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct ModelSiluParams {
+    /// `const float*`: `[n, 2, cols]`
+    pub(crate) gate_up: u64,
+    /// `const float*`: `[2, cols]`, or null
+    pub(crate) bias: u64,
+    /// `float*`: `[n, cols]`
+    pub(crate) out: u64,
+    /// `cols`
+    pub(crate) cols: u32,
+}
+
+const _: () = assert!(size_of::<ModelSiluParams>() == 32);
+const _: () = assert!(offset_of!(ModelSiluParams, gate_up) == 0);
+const _: () = assert!(offset_of!(ModelSiluParams, bias) == 8);
+const _: () = assert!(offset_of!(ModelSiluParams, out) == 16);
+const _: () = assert!(offset_of!(ModelSiluParams, cols) == 24);
+
+// SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
+unsafe impl Params for ModelSiluParams {}
+
+/// `token` = index of the first largest logit; `position += 1`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct ModelArgmaxParams {
+    /// `const float*`: `[vocab]`
+    pub(crate) logits: u64,
+    /// `unsigned long long*`: scratch, 0 before and after
+    pub(crate) best: u64,
+    /// `uint32_t*`: scratch, 0 before and after
+    pub(crate) n_done: u64,
+    /// `uint32_t*`
+    pub(crate) token: u64,
+    /// `uint32_t*`
+    pub(crate) position: u64,
+    /// `vocab`
+    pub(crate) vocab: u32,
+}
+
+const _: () = assert!(size_of::<ModelArgmaxParams>() == 48);
+const _: () = assert!(offset_of!(ModelArgmaxParams, logits) == 0);
+const _: () = assert!(offset_of!(ModelArgmaxParams, best) == 8);
+const _: () = assert!(offset_of!(ModelArgmaxParams, n_done) == 16);
+const _: () = assert!(offset_of!(ModelArgmaxParams, token) == 24);
+const _: () = assert!(offset_of!(ModelArgmaxParams, position) == 32);
+const _: () = assert!(offset_of!(ModelArgmaxParams, vocab) == 40);
+
+// SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
+unsafe impl Params for ModelArgmaxParams {}
+
+/// Positions of every head from one cache to another, in units of 16 bytes.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct ModelCacheCopyParams {
+    /// `const void*`
+    pub(crate) from: u64,
+    /// `void*`
+    pub(crate) to: u64,
+    /// units per head
+    pub(crate) from_units: u64,
+    /// `to_units`
+    pub(crate) to_units: u64,
+    /// units to copy per head
+    pub(crate) n_units: u64,
+}
+
+const _: () = assert!(size_of::<ModelCacheCopyParams>() == 40);
+const _: () = assert!(offset_of!(ModelCacheCopyParams, from) == 0);
+const _: () = assert!(offset_of!(ModelCacheCopyParams, to) == 8);
+const _: () = assert!(offset_of!(ModelCacheCopyParams, from_units) == 16);
+const _: () = assert!(offset_of!(ModelCacheCopyParams, to_units) == 24);
+const _: () = assert!(offset_of!(ModelCacheCopyParams, n_units) == 32);
+
+// SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
+unsafe impl Params for ModelCacheCopyParams {}
+
+/// Causal attention of `n` rows over the cache.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct ModelAttendParams {
+    /// `const float*`: `[n, heads, head_dim]`, rotated and scaled
+    pub(crate) q: u64,
+    /// `const void*`: `[kv_heads, capacity, head_stride]`
+    pub(crate) keys: u64,
+    /// `const void*`: `[kv_heads, capacity, head_stride]`
+    pub(crate) values: u64,
+    /// `float*`: `[n, heads, head_dim]`
+    pub(crate) out: u64,
+    /// `float*`: split: `[n, heads, n_splits, head_stride + 2]`
+    pub(crate) parts: u64,
+    /// `uint32_t*`: split: one per row and block of heads, 0 before and after
+    pub(crate) counters: u64,
+    /// `const uint32_t*`: that of row 0
+    pub(crate) position: u64,
+    /// `n`
+    pub(crate) n: u32,
+    /// `heads`
+    pub(crate) heads: u32,
+    /// `kv_heads`
+    pub(crate) kv_heads: u32,
+    /// `head_dim`
+    pub(crate) head_dim: u32,
+    /// multiple of 8
+    pub(crate) head_stride: u32,
+    /// `capacity`
+    pub(crate) capacity: u32,
+    /// split: least positions of a block, a multiple of 16
+    pub(crate) min_span: u32,
+}
+
+const _: () = assert!(size_of::<ModelAttendParams>() == 88);
+const _: () = assert!(offset_of!(ModelAttendParams, q) == 0);
+const _: () = assert!(offset_of!(ModelAttendParams, keys) == 8);
+const _: () = assert!(offset_of!(ModelAttendParams, values) == 16);
+const _: () = assert!(offset_of!(ModelAttendParams, out) == 24);
+const _: () = assert!(offset_of!(ModelAttendParams, parts) == 32);
+const _: () = assert!(offset_of!(ModelAttendParams, counters) == 40);
+const _: () = assert!(offset_of!(ModelAttendParams, position) == 48);
+const _: () = assert!(offset_of!(ModelAttendParams, n) == 56);
+const _: () = assert!(offset_of!(ModelAttendParams, heads) == 60);
+const _: () = assert!(offset_of!(ModelAttendParams, kv_heads) == 64);
+const _: () = assert!(offset_of!(ModelAttendParams, head_dim) == 68);
+const _: () = assert!(offset_of!(ModelAttendParams, head_stride) == 72);
+const _: () = assert!(offset_of!(ModelAttendParams, capacity) == 76);
+const _: () = assert!(offset_of!(ModelAttendParams, min_span) == 80);
+
+// SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
+unsafe impl Params for ModelAttendParams {}
+
+/// `y = x W^T` for a dense matrix.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct ModelDenseParams {
+    /// `const void*`: `[rows, cols]`
+    pub(crate) w: u64,
+    /// `const float*`: `[batch, cols]`
+    pub(crate) x: u64,
+    /// `float*`: `[batch, rows]`
+    pub(crate) y: u64,
+    /// `rows`
+    pub(crate) rows: u32,
+    /// `cols`
+    pub(crate) cols: u32,
+    /// `batch`
+    pub(crate) batch: u32,
+}
+
+const _: () = assert!(size_of::<ModelDenseParams>() == 40);
+const _: () = assert!(offset_of!(ModelDenseParams, w) == 0);
+const _: () = assert!(offset_of!(ModelDenseParams, x) == 8);
+const _: () = assert!(offset_of!(ModelDenseParams, y) == 16);
+const _: () = assert!(offset_of!(ModelDenseParams, rows) == 24);
+const _: () = assert!(offset_of!(ModelDenseParams, cols) == 28);
+const _: () = assert!(offset_of!(ModelDenseParams, batch) == 32);
+
+// SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
+unsafe impl Params for ModelDenseParams {}
