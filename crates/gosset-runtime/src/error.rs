@@ -192,6 +192,30 @@ pub enum RuntimeError {
         /// Every place that was looked at.
         tried: String,
     },
+    /// The device that was asked for cannot be had.
+    #[error(transparent)]
+    Device(#[from] crate::DeviceError),
+    /// The device has no room for the model.
+    #[error(
+        "device memory: {} for weights, {} for keys and values of {positions} positions, {} of workspace; {} free: lower the context, choose fewer bits, or use the CPU",
+        mib(*weights), mib(*cache), mib(*workspace), mib(*free)
+    )]
+    DeviceMemory {
+        /// Bytes of weights.
+        weights: u64,
+        /// Bytes of keys and values.
+        cache: u64,
+        /// Positions that they are for.
+        positions: usize,
+        /// Bytes of buffers.
+        workspace: u64,
+        /// Bytes free, within the limit that was set.
+        free: u64,
+    },
+    /// The CUDA device cannot do what was asked.
+    #[cfg(feature = "gpu")]
+    #[error(transparent)]
+    Cuda(#[from] gosset_cuda::CudaError),
     /// The caller asked to stop; nothing is wrong.
     #[error("cancelled")]
     Cancelled,
@@ -226,4 +250,9 @@ impl RuntimeError {
     pub(crate) fn config(field: &str, expected: impl Into<String>, found: impl std::fmt::Display) -> Self {
         RuntimeError::Config { field: field.to_owned(), expected: expected.into(), found: found.to_string() }
     }
+}
+
+/// A number of bytes in words.
+fn mib(bytes: u64) -> String {
+    format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
 }

@@ -23,6 +23,20 @@ pub const LOGIT_SLICE: usize = 128;
 pub struct LoadOptions {
     /// Whether the output head is the embedding table; `None` follows the files.
     pub tie: Option<bool>,
+    /// Where the model runs.
+    pub device: Device,
+}
+
+/// Where a model runs.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub enum Device {
+    /// The processor, in f32, weights as they are in the file.
+    #[default]
+    Cpu,
+    /// A CUDA device, which holds the weights in their compressed form.
+    #[cfg(feature = "gpu")]
+    Gpu(crate::gpu::GpuDevice),
 }
 
 /// Memory that a loaded model holds.
