@@ -61,6 +61,15 @@ pub(super) fn with_version(body: &str, (major, minor): (u32, u32)) -> Result<Str
     Ok(body.replacen(&was, &format!("\n.version {major}.{minor}\n"), 1))
 }
 
+/// The text without the hints that name the bytes used of a wider load.
+///
+/// They are the only reason why plain kernels would need PTX 8.3 (CUDA 12.3): hints by the definition of the PTX ISA,
+/// which a compiler may ignore.
+pub(super) fn without_hints(body: &str) -> String {
+    let is_hint = |line: &&str| line.trim_start().starts_with(".pragma \"used_bytes_mask ");
+    body.split_inclusive('\n').filter(|line| !is_hint(line)).collect()
+}
+
 /// Holds the kernels in the text to those that `kernels.toml` declares, and their parameters to the struct's size.
 pub(super) fn check_entries(spec: &Spec, module: &Module, body: &str) -> Result<()> {
     let mut found = Vec::new();
@@ -94,6 +103,12 @@ mod tests {
     use super::*;
 
     const BODY: &str = "//\n// Compiler\n.version 9.0\n.target sm_80\n.address_size 64\n";
+
+    #[test]
+    fn hints_are_dropped_and_nothing_else() {
+        let with = "\tadd.s32 \t%r1, %r2, 1;\n\t.pragma \"used_bytes_mask 15\";\n\t.pragma \"nounroll\";\n";
+        assert_eq!(without_hints(with), "\tadd.s32 \t%r1, %r2, 1;\n\t.pragma \"nounroll\";\n");
+    }
 
     #[test]
     fn a_file_carries_its_digests() {

@@ -12,7 +12,7 @@ use super::{
 use crate::digest;
 
 /// Changes when the flags of the compiler or the treatment of its output change.
-const RECIPE: &str = "1";
+const RECIPE: &str = "2";
 
 /// The generated header. Of it, a module's digest holds only the structs that its entries name, so that a new struct
 /// does not make every module stale.
