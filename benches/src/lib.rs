@@ -1,6 +1,11 @@
 //! Benchmarks and measurement binaries.
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "kernels")]
+pub mod kernels;
+#[cfg(feature = "models")]
 pub mod kquants;
+#[cfg(feature = "models")]
 pub mod ppl;
+#[cfg(feature = "models")]
 pub mod rd;

@@ -1,0 +1,106 @@
+//! Times on the device: graphs over rotated copies, medians of many replays.
+
+use gosset_cuda::{CudaError, Event, Gpu, Graph, Stream, StreamRef};
+
+/// Bytes that rotated copies take together at least: four times the L2 of an H200, so that weights are never in it.
+const COLD_BYTES: usize = 200 << 20;
+/// Least number of copies.
+const MIN_COPIES: usize = 4;
+/// Least number of operations in a graph, so that its start is a small part.
+const MIN_OPS: usize = 16;
+/// Layers of a graph of successive layers.
+pub(super) const LAYERS: usize = 8;
+/// Replays before the first that counts.
+const WARM_UP: usize = 3;
+
+/// How times are taken, in words.
+pub(super) const METHOD: &str = "a CUDA graph of at least 16 operations over at least 4 copies of the matrix that take \
+    more than 200 MiB together; time between events around each replay over the number of operations; median of the \
+    replays; layers: graphs of 8 successive layers with different matrices, replayed in rotation";
+
+/// Copies of a matrix of so many bytes.
+pub(super) fn copies(bytes: usize) -> usize {
+    COLD_BYTES.div_ceil(bytes.max(1)).clamp(MIN_COPIES, 512)
+}
+
+/// The times of one operation.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Timing {
+    /// Microseconds, the median.
+    pub(super) us: f64,
+    /// Microseconds of the fastest replay.
+    pub(super) us_min: f64,
+}
+
+impl Timing {
+    /// The median of the times of replays of `n_ops` operations.
+    fn of(mut us: Vec<f64>, n_ops: usize) -> Self {
+        us.sort_by(f64::total_cmp);
+        Timing { us: us[us.len() / 2] / n_ops as f64, us_min: us[0] / n_ops as f64 }
+    }
+}
+
+/// Time of one operation: `enqueue` puts the one with the given copy into the stream.
+pub(super) fn rotated(
+    gpu: &Gpu,
+    stream: &Stream,
+    copies: usize,
+    replays: usize,
+    mut enqueue: impl FnMut(StreamRef<'_>, usize) -> Result<(), CudaError>,
+) -> Result<Timing, CudaError> {
+    let n_ops = copies * MIN_OPS.div_ceil(copies);
+    let graph = Graph::capture(stream, |stream| (0..n_ops).try_for_each(|i| enqueue(stream, i % copies)))?;
+    Ok(Timing::of(replay(gpu, stream, &[graph], replays)?, n_ops))
+}
+
+/// Time of one of eight successive layers: `enqueue` puts the layer with the given copy and place in the graph into the
+/// stream. There is a graph for each eight copies.
+pub(super) fn layered(
+    gpu: &Gpu,
+    stream: &Stream,
+    copies: usize,
+    replays: usize,
+    mut enqueue: impl FnMut(StreamRef<'_>, usize, usize) -> Result<(), CudaError>,
+) -> Result<Timing, CudaError> {
+    let graphs = (0..(copies / LAYERS).max(1)).map(|g| {
+        Graph::capture(stream, |stream| {
+            (0..LAYERS).try_for_each(|layer| enqueue(stream, (g * LAYERS + layer) % copies, layer))
+        })
+    });
+    let graphs: Vec<Graph> = graphs.collect::<Result<_, _>>()?;
+    let replays = replays.next_multiple_of(graphs.len());
+    Ok(Timing::of(replay(gpu, stream, &graphs, replays)?, LAYERS))
+}
+
+/// Microseconds of each replay, the graphs in turn.
+fn replay(gpu: &Gpu, stream: &Stream, graphs: &[Graph], replays: usize) -> Result<Vec<f64>, CudaError> {
+    let events = (0..2 * replays).map(|_| Event::new(gpu)).collect::<Result<Vec<_>, _>>()?;
+    let turn = |i: usize| graphs[i % graphs.len()].launch(stream.as_ref());
+    (0..WARM_UP.max(graphs.len())).try_for_each(turn)?;
+    stream.synchronize()?;
+    for (i, pair) in events.chunks_exact(2).enumerate() {
+        pair[0].record(stream.as_ref())?;
+        turn(i)?;
+        pair[1].record(stream.as_ref())?;
+    }
+    stream.synchronize()?;
+    events.chunks_exact(2).map(|pair| pair[1].elapsed_us(&pair[0])).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_never_fit_the_cache() {
+        for bytes in [1usize, 4 << 20, 30 << 20, 117 << 20, 1 << 30] {
+            let n = copies(bytes);
+            assert!(n >= MIN_COPIES && (n == 512 || n * bytes >= COLD_BYTES), "{bytes}: {n}");
+        }
+    }
+
+    #[test]
+    fn the_median_is_per_operation() {
+        assert_eq!(Timing::of(vec![30.0, 10.0, 20.0], 10), Timing { us: 2.0, us_min: 1.0 });
+    }
+}
