@@ -185,3 +185,36 @@ static_assert(offsetof(ModelDenseParams, y) == 16);
 static_assert(offsetof(ModelDenseParams, rows) == 24);
 static_assert(offsetof(ModelDenseParams, cols) == 28);
 static_assert(offsetof(ModelDenseParams, batch) == 32);
+
+// Randomized Hadamard transform of `batch` rows of `width` columns (rht.cu).
+struct RhtParams {
+    const void* x;  // `batch * width` values
+    void* y;  // `batch * width` values; may be `x` where both are f32
+    const uint32_t* words;  // packed signs, bit `j % 32` of word `j / 32` is column `j`
+    float* row_scale;  // per row a power of two that `y` was divided by, or null: `factor` is used
+    uint32_t width;
+    uint32_t batch;
+    uint32_t chunk;  // columns of a block, a multiple of 128
+    uint32_t flags;  // bit 0: inverse; bit 1: x allows loads of 4 values; bit 2: y allows stores of 4 values
+    float factor;  // what u is multiplied with before it is rounded to f16
+    float bound;  // square root of the longest tile: |u| <= bound * max |x|
+    uint32_t n_runs;
+    uint32_t run_end[17];  // column after the last of each run
+    uint32_t run_log[17];  // log2 of the tile of each run
+    float run_scale[17];  // 1 / sqrt(tile), correctly rounded
+};
+static_assert(sizeof(RhtParams) == 264);
+static_assert(offsetof(RhtParams, x) == 0);
+static_assert(offsetof(RhtParams, y) == 8);
+static_assert(offsetof(RhtParams, words) == 16);
+static_assert(offsetof(RhtParams, row_scale) == 24);
+static_assert(offsetof(RhtParams, width) == 32);
+static_assert(offsetof(RhtParams, batch) == 36);
+static_assert(offsetof(RhtParams, chunk) == 40);
+static_assert(offsetof(RhtParams, flags) == 44);
+static_assert(offsetof(RhtParams, factor) == 48);
+static_assert(offsetof(RhtParams, bound) == 52);
+static_assert(offsetof(RhtParams, n_runs) == 56);
+static_assert(offsetof(RhtParams, run_end) == 60);
+static_assert(offsetof(RhtParams, run_log) == 128);
+static_assert(offsetof(RhtParams, run_scale) == 196);

@@ -306,3 +306,56 @@ const _: () = assert!(offset_of!(ModelDenseParams, batch) == 32);
 
 // SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
 unsafe impl Params for ModelDenseParams {}
+
+/// Randomized Hadamard transform of `batch` rows of `width` columns (rht.cu).
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct RhtParams {
+    /// `const void*`: `batch * width` values
+    pub(crate) x: u64,
+    /// `void*`: `batch * width` values; may be `x` where both are f32
+    pub(crate) y: u64,
+    /// `const uint32_t*`: packed signs, bit `j % 32` of word `j / 32` is column `j`
+    pub(crate) words: u64,
+    /// `float*`: per row a power of two that `y` was divided by, or null: `factor` is used
+    pub(crate) row_scale: u64,
+    /// `width`
+    pub(crate) width: u32,
+    /// `batch`
+    pub(crate) batch: u32,
+    /// columns of a block, a multiple of 128
+    pub(crate) chunk: u32,
+    /// bit 0: inverse; bit 1: x allows loads of 4 values; bit 2: y allows stores of 4 values
+    pub(crate) flags: u32,
+    /// what u is multiplied with before it is rounded to f16
+    pub(crate) factor: f32,
+    /// square root of the longest tile: |u| <= bound * max |x|
+    pub(crate) bound: f32,
+    /// `n_runs`
+    pub(crate) n_runs: u32,
+    /// column after the last of each run
+    pub(crate) run_end: [u32; 17],
+    /// log2 of the tile of each run
+    pub(crate) run_log: [u32; 17],
+    /// 1 / sqrt(tile), correctly rounded
+    pub(crate) run_scale: [f32; 17],
+}
+
+const _: () = assert!(size_of::<RhtParams>() == 264);
+const _: () = assert!(offset_of!(RhtParams, x) == 0);
+const _: () = assert!(offset_of!(RhtParams, y) == 8);
+const _: () = assert!(offset_of!(RhtParams, words) == 16);
+const _: () = assert!(offset_of!(RhtParams, row_scale) == 24);
+const _: () = assert!(offset_of!(RhtParams, width) == 32);
+const _: () = assert!(offset_of!(RhtParams, batch) == 36);
+const _: () = assert!(offset_of!(RhtParams, chunk) == 40);
+const _: () = assert!(offset_of!(RhtParams, flags) == 44);
+const _: () = assert!(offset_of!(RhtParams, factor) == 48);
+const _: () = assert!(offset_of!(RhtParams, bound) == 52);
+const _: () = assert!(offset_of!(RhtParams, n_runs) == 56);
+const _: () = assert!(offset_of!(RhtParams, run_end) == 60);
+const _: () = assert!(offset_of!(RhtParams, run_log) == 128);
+const _: () = assert!(offset_of!(RhtParams, run_scale) == 196);
+
+// SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
+unsafe impl Params for RhtParams {}

@@ -4,6 +4,7 @@
 #![allow(clippy::print_stderr, clippy::unwrap_used, reason = "tests say what they skip")]
 
 mod device;
+mod model;
 
 use gosset_cuda::Gpu;
 
