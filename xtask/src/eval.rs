@@ -53,6 +53,9 @@ pub(crate) struct EvalArgs {
     /// Quantize embeddings and output head too, at this payload rate.
     #[arg(long, value_name = "RATE", conflicts_with = "container")]
     embeddings: Option<f64>,
+    /// Where to compute: cpu, cuda, cuda:N, or auto, which takes the first GPU if it is usable.
+    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    device: String,
     /// Threads to compute with [default: all].
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
@@ -75,8 +78,9 @@ pub(crate) struct EvalArgs {
 
 pub(crate) fn run(workspace: &Workspace, args: &EvalArgs) -> Result<ExitCode> {
     let (ppl_args, hub) = ppl_args(workspace, args)?;
-    let features: &[&str] = if hub { &["hub"] } else { &[] };
-    binary::run(&binary::build(workspace, "ppl", features)?, &ppl_args)
+    let wanted = [("hub", hub), ("gpu", args.device != "cpu")];
+    let features: Vec<&str> = wanted.into_iter().filter_map(|(feature, on)| on.then_some(feature)).collect();
+    binary::run(&binary::build(workspace, "ppl", &features)?, &ppl_args)
 }
 
 /// The command line of `ppl`, and whether it needs the hub.
@@ -124,6 +128,7 @@ fn ppl_args(workspace: &Workspace, args: &EvalArgs) -> Result<(Vec<String>, bool
         ("--target-bpw", args.target_bpw.clone()),
         ("--codecs", args.codecs.clone()),
         ("--embeddings", args.embeddings.map(|rate| rate.to_string())),
+        ("--device", Some(args.device.clone())),
         ("--threads", args.threads.map(|n| n.to_string())),
     ] {
         if let Some(value) = value {
@@ -214,13 +219,14 @@ mod tests {
         let (args, hub) = mapped(&[]).unwrap();
         assert!(after(&args, "--model").ends_with("assets/tiny"));
         assert!(after(&args, "--text").ends_with("assets/text/eval.txt"));
+        assert_eq!(after(&args, "--device"), "cpu");
         assert!(args.contains(&"--full".to_owned()) && !hub);
     }
 
     #[test]
     fn options_reach_the_binary() {
         let text = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
-        let words = "--rates 4,3.5 --target-bpw 3,2 --codecs e8-rice@3.5 --protocol half-2048 --windows 3 --threads 2 --json --text";
+        let words = "--rates 4,3.5 --target-bpw 3,2 --codecs e8-rice@3.5 --protocol half-2048 --windows 3 --threads 2 --device cuda:1 --json --text";
         let words: Vec<&str> = words.split(' ').chain([text, "--", "--seed", "7"]).collect();
         let (args, _) = mapped(&words).unwrap();
         for (flag, value) in [
@@ -230,6 +236,7 @@ mod tests {
             ("--protocol", "half-2048"),
             ("--windows", "3"),
             ("--threads", "2"),
+            ("--device", "cuda:1"),
             ("--seed", "7"),
         ] {
             assert_eq!(after(&args, flag), value);

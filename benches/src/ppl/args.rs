@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Result, bail};
 use clap::{Parser, ValueEnum};
 use gosset_eval::{BosPolicy, PRESETS, PplProtocol, Tail};
+use gosset_runtime::DeviceChoice;
 
 use super::target::{AskedRates, BEST_CODEC, Target, WHY_BEST, describe, targets};
 
@@ -60,6 +61,9 @@ pub struct Args {
     /// Seed of its signs.
     #[arg(long, value_name = "N", default_value_t = 0, conflicts_with = "container")]
     pub seed: u64,
+    /// Where to compute: cpu, cuda, cuda:N, or auto, which takes the first GPU if it is usable (in builds with the feature `gpu`).
+    #[arg(long, value_name = "DEVICE", default_value_t = DeviceChoice::Cpu)]
+    pub device: DeviceChoice,
     /// Threads to compute with [default: all].
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
@@ -182,6 +186,13 @@ mod tests {
         assert!(Args::try_parse_from(["ppl", "--text", "t"]).is_err());
         assert!(Args::try_parse_from(["ppl", "--text", "t", "--container", "c", "--rates", "3"]).is_err());
         assert!(Args::try_parse_from(["ppl", "--text", "t", "--container", "c"]).is_ok());
+    }
+
+    #[test]
+    fn the_cpu_computes_unless_told_otherwise() {
+        assert_eq!(args(&[]).device, DeviceChoice::Cpu);
+        assert_eq!(args(&["--device", "cuda:1"]).device, DeviceChoice::Cuda(1));
+        assert!(Args::try_parse_from(["ppl", "--model", "m", "--text", "t", "--device", "gpu"]).is_err());
     }
 
     #[test]

@@ -17,7 +17,7 @@ use gosset_eval::{
 };
 use gosset_quantize::{ModelSource, Plan, QuantizeError, QuantizeOptions, QuantizeTarget, plan, run as quantize};
 use gosset_runtime::{
-    LanguageModel, LoadOptions, ModelConfig,
+    ComputeDevice, LanguageModel, LoadOptions, ModelConfig,
     source::{open_source, resolve_model},
     text::Tokenizer,
 };
@@ -81,6 +81,7 @@ struct RowHead {
 pub(super) struct Run<'a> {
     args: &'a Args,
     heap: &'static PeakAlloc,
+    device: ComputeDevice,
     interrupt: Interrupt,
     progress: Progress,
     targets: Vec<Target>,
@@ -102,6 +103,8 @@ impl<'a> Run<'a> {
             bail!("nothing to measure: no codec, and --no-baseline");
         }
         let progress = Progress::new();
+        let device = args.device.open()?;
+        progress.note(&format!("device: {device}"));
         left_out.iter().for_each(|note| progress.note(note));
         if args.default_codec() {
             progress.note(&format!("codec {BEST_CODEC}: {WHY_BEST}"));
@@ -112,6 +115,7 @@ impl<'a> Run<'a> {
         Ok(Run {
             args,
             heap,
+            device,
             interrupt,
             progress,
             targets,
@@ -193,6 +197,11 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
+    /// How models of this run are loaded for scoring.
+    fn load_options(&self) -> LoadOptions {
+        LoadOptions { device: self.device.for_loading(), ..LoadOptions::default() }
+    }
+
     /// Where the containers go: `--keep`, or a folder that is removed at the end.
     fn folder(&self) -> Result<(Option<TempDir>, PathBuf)> {
         match &self.args.keep {
@@ -243,7 +252,7 @@ impl<'a> Run<'a> {
         // The rates of the row are over the tensors that a codec replaces.
         let (file_bytes, rates) = source_rates(source, &self.any_plan(source)?)?;
         let heap_before = self.heap.current_usage() as u64;
-        let model = LanguageModel::from_source(source, &LoadOptions::default())?;
+        let model = LanguageModel::from_source(source, &self.load_options())?;
         let row = self.score(
             model,
             RowHead {
@@ -289,7 +298,7 @@ impl<'a> Run<'a> {
             self.progress
                 .note(&format!("{label}: {share:.1} % of the weights on the source's own grid, left out of orders"));
         }
-        let model = LanguageModel::from_source(&CodedSource::new(source, &coded, &*method), &LoadOptions::default())?;
+        let model = LanguageModel::from_source(&CodedSource::new(source, &coded, &*method), &self.load_options())?;
         let (fallback_share, source_grid) = (coded.fallback_share, coded.on_source_grid());
         let source_grid_share = Some(coded.grid_share);
         let head = RowHead {
@@ -343,7 +352,7 @@ impl<'a> Run<'a> {
         let path = container.path().to_owned();
         drop(container);
         let heap_before = self.heap.current_usage() as u64;
-        let model = LanguageModel::from_container(Container::open(&path)?, &LoadOptions::default())?;
+        let model = LanguageModel::from_container(Container::open(&path)?, &self.load_options())?;
         let head = RowHead {
             heap_before,
             label,
@@ -458,7 +467,7 @@ impl<'a> Run<'a> {
                     tokenizer_sha256: tokens.tokenizer_sha256.clone(),
                     token_ids_sha256: tokens.ids_sha256.clone(),
                     dtype: "f32".to_owned(),
-                    device: "cpu".to_owned(),
+                    device: self.device.name(),
                 },
                 protocol: tokens.protocol.clone(),
                 result,

@@ -9,6 +9,7 @@ use gosset_runtime::text::{ChatTemplate, Message, Tokenizer};
 use gosset_runtime::{KvCache, LanguageModel, RuntimeError, StopReason, generate_with_cache};
 
 use crate::cli::ThreadArgs;
+use crate::device::DeviceArgs;
 use crate::generate::{SamplingArgs, Streamed, notes, warnings};
 use crate::model::Input;
 use crate::{interrupt, output, prompt};
@@ -37,6 +38,8 @@ pub(crate) struct ChatArgs {
     #[command(flatten)]
     sampling: SamplingArgs,
     #[command(flatten)]
+    device: DeviceArgs,
+    #[command(flatten)]
     threads: ThreadArgs,
 }
 
@@ -45,8 +48,9 @@ const COMMANDS: &str = "/clear forgets the conversation, /quit (or Ctrl-D) leave
 /// Runs the command.
 pub(crate) fn run(args: &ChatArgs) -> Result<()> {
     args.threads.apply()?;
+    let device = args.device.open(false)?;
     let input = Input::open(&args.model)?;
-    let model = input.load()?;
+    let model = input.load(&device)?;
     let tokenizer = model.require_tokenizer()?;
     warnings(&model);
     let template = prompt::template(&input)?;

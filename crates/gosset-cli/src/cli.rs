@@ -7,7 +7,7 @@ use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::exit::{Exit, TABLE, error, printable};
-use crate::{chat, completions, dequantize, generate, inspect, list, quantize, recommend, verify, version};
+use crate::{chat, completions, dequantize, doctor, generate, inspect, list, quantize, recommend, verify, version};
 
 /// Compress language models close to the Shannon limit and run them from the compressed file.
 #[derive(Debug, Parser)]
@@ -33,6 +33,7 @@ enum Command {
     Generate(generate::GenerateArgs),
     Chat(chat::ChatArgs),
     List(list::ListArgs),
+    Doctor(doctor::DoctorArgs),
     Completions(completions::CompletionsArgs),
 }
 
@@ -68,6 +69,7 @@ impl Cli {
             Command::Generate(args) => generate::run(args),
             Command::Chat(args) => done(chat::run(args)),
             Command::List(args) => done(list::run(args)),
+            Command::Doctor(args) => done(doctor::run(args)),
             Command::Completions(args) => done(completions::run(args)),
         }
     }

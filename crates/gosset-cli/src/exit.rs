@@ -7,7 +7,7 @@ use std::io;
 use gosset_codec::CodecError;
 use gosset_container::ContainerError;
 use gosset_quantize::{QuantizeError, SourceError};
-use gosset_runtime::RuntimeError;
+use gosset_runtime::{DeviceError, RuntimeError};
 
 /// Why a command ended, as scripts see it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,6 +26,8 @@ pub(crate) enum Exit {
     Io = 5,
     /// A part that the command needs is not in the model.
     MissingPart = 6,
+    /// The device that was asked for cannot be had.
+    Device = 7,
     /// Ctrl-C.
     Interrupted = 130,
 }
@@ -39,6 +41,7 @@ pub(crate) const TABLE: &str = "Exit codes:
     4  container damaged, of another version, or not a container
     5  file system: missing file, existing output, no permission, full disk
     6  a part is missing: tokenizer, chat template, shard, tensor
+    7  the device that was asked for cannot be had
   130  interrupted with Ctrl-C";
 
 /// An error that this program itself found.
@@ -77,6 +80,7 @@ pub(crate) fn code(error: &anyhow::Error) -> Exit {
                 .or_else(|| e.downcast_ref().map(of_source))
                 .or_else(|| e.downcast_ref().map(of_container))
                 .or_else(|| e.downcast_ref().map(of_codec))
+                .or_else(|| e.downcast_ref().map(of_device))
                 .or_else(|| e.downcast_ref().map(|_: &io::Error| Exit::Io))
         })
         .unwrap_or(Exit::Failure)
@@ -94,6 +98,13 @@ fn of_codec(error: &CodecError) -> Exit {
         CodecError::Shape { .. } | CodecError::NonFinite { .. } | CodecError::Magnitude { .. } => Exit::Model,
         // What is left speaks of the planes of a container.
         _ => Exit::Container,
+    }
+}
+
+fn of_device(error: &DeviceError) -> Exit {
+    match error {
+        DeviceError::Syntax { .. } => Exit::Usage,
+        _ => Exit::Device,
     }
 }
 
@@ -140,13 +151,17 @@ fn of_runtime(error: &RuntimeError) -> Exit {
         RuntimeError::Source(e) => of_source(e),
         RuntimeError::Container(e) => of_container(e),
         RuntimeError::Codec(e) => of_codec(e),
+        RuntimeError::Device(e) => of_device(e),
+        #[cfg(feature = "gpu")]
+        RuntimeError::Cuda(_) => Exit::Device,
         RuntimeError::Io { .. } | RuntimeError::UnknownModel { .. } => Exit::Io,
         RuntimeError::MissingTensor { .. } | RuntimeError::MissingPart { .. } | RuntimeError::MissingParts { .. } => {
             Exit::MissingPart
         }
         RuntimeError::ContextOverflow { .. } | RuntimeError::Options { .. } => Exit::Usage,
         RuntimeError::Cancelled => Exit::Interrupted,
-        RuntimeError::Candle(_) => Exit::Failure,
+        RuntimeError::DeviceMemory { .. } | RuntimeError::UnsupportedOp { .. } => Exit::Device,
+        RuntimeError::TensorDevice { .. } | RuntimeError::Candle(_) => Exit::Failure,
         _ => Exit::Model,
     }
 }
@@ -162,6 +177,9 @@ fn hint(error: &anyhow::Error) -> Option<&'static str> {
             Some(QuantizeError::TieUndecided) => return Some("--tie or --no-tie"),
             Some(QuantizeError::Cancelled { .. }) => return Some("run the command again to start over"),
             _ => {}
+        }
+        if let Some(DeviceError::Unusable { .. }) = e.downcast_ref() {
+            return Some("--device cpu computes without a GPU, `gosset doctor` tells more");
         }
         match e.downcast_ref().map(io::Error::kind) {
             Some(io::ErrorKind::NotFound) => return Some("check the path"),
@@ -269,6 +287,7 @@ mod tests {
             Exit::Container,
             Exit::Io,
             Exit::MissingPart,
+            Exit::Device,
             Exit::Interrupted,
         ] {
             let code = (exit as u8).to_string();

@@ -12,6 +12,7 @@ use gosset_runtime::{GenerateOptions, Generation, LanguageModel, Receiver, Sampl
 use serde_json::json;
 
 use crate::cli::ThreadArgs;
+use crate::device::DeviceArgs;
 use crate::exit::{Exit, error};
 use crate::model::Input;
 use crate::{interrupt, output, prompt};
@@ -51,6 +52,8 @@ pub(crate) struct GenerateArgs {
     /// No notes on stderr.
     #[arg(long, short = 'q')]
     quiet: bool,
+    #[command(flatten)]
+    device: DeviceArgs,
     #[command(flatten)]
     threads: ThreadArgs,
 }
@@ -99,8 +102,9 @@ impl SamplingArgs {
 /// Runs the command.
 pub(crate) fn run(args: &GenerateArgs) -> Result<Exit> {
     args.threads.apply()?;
+    let device = args.device.open(args.quiet)?;
     let input = Input::open(&args.model)?;
-    let model = input.load()?;
+    let model = input.load(&device)?;
     let tokenizer = model.require_tokenizer()?;
     if !args.quiet {
         warnings(&model);
@@ -140,6 +144,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<Exit> {
         let Generation { text, tokens, stop, n_prompt, notes, .. } = &generation;
         output::json_line(&json!({
             "model": args.model.display().to_string(),
+            "device": device.name(),
             "n_prompt": n_prompt,
             "text": text,
             "tokens": tokens,

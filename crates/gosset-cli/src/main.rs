@@ -8,6 +8,8 @@ mod chat;
 mod cli;
 mod completions;
 mod dequantize;
+mod device;
+mod doctor;
 mod exit;
 mod generate;
 mod inspect;

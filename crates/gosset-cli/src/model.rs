@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::Result;
 use gosset_container::{Container, ContainerError};
 use gosset_quantize::ModelSource;
-use gosset_runtime::{LanguageModel, LoadOptions, source};
+use gosset_runtime::{ComputeDevice, LanguageModel, LoadOptions, source};
 
 use crate::cache::{self, KnownModel};
 use crate::exit::{Exit, error};
@@ -48,9 +48,9 @@ impl Input {
         Ok(source::open_source(&path)?)
     }
 
-    /// Loads the model for running.
-    pub(crate) fn load(&self) -> Result<LanguageModel> {
-        let options = LoadOptions::default();
+    /// Loads the model for running on `device`.
+    pub(crate) fn load(&self, device: &ComputeDevice) -> Result<LanguageModel> {
+        let options = LoadOptions { device: device.for_loading(), ..LoadOptions::default() };
         Ok(match self {
             Input::Container(container) => LanguageModel::from_container(Arc::clone(container), &options)?,
             Input::Source(source) => LanguageModel::from_source(source.as_ref(), &options)?,

@@ -30,9 +30,11 @@ pub mod launch;
 mod library;
 mod memory;
 mod stream;
+mod target;
 
 pub use error::CudaError;
 pub use gpu::{Gpu, GpuInfo, MIN_CAPABILITY, OpenOptions, device_names, driver_version};
 pub use graph::Graph;
 pub use memory::{Buffer, DevSlice, DevSliceMut, DeviceType};
 pub use stream::{Event, Stream, StreamRef};
+pub use target::{Target, targets};

@@ -192,6 +192,26 @@ pub enum RuntimeError {
         /// Every place that was looked at.
         tried: String,
     },
+    /// An operation does not exist for tensors of this type.
+    #[error("{op}: dtype {dtype} is not supported; supported: {supported}")]
+    UnsupportedOp {
+        /// Name of the operation.
+        op: &'static str,
+        /// Type of the tensor.
+        dtype: String,
+        /// Types that work.
+        supported: String,
+    },
+    /// A tensor is on another device than the weights.
+    #[error("{op}: expected {expected}, found {found}; move the tensor, or the weights with Linear::to_device")]
+    TensorDevice {
+        /// Name of the operation.
+        op: &'static str,
+        /// Where the weights are.
+        expected: String,
+        /// Where the tensor is.
+        found: String,
+    },
     /// The device that was asked for cannot be had.
     #[error(transparent)]
     Device(#[from] crate::DeviceError),

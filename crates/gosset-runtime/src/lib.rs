@@ -5,6 +5,7 @@
 //! | [`source::open_source`] | a checkpoint as one kind of thing, whatever its files are |
 //! | [`LanguageModel`] | hidden states, logits and scores; from a checkpoint in f32, from a container as it is stored |
 //! | [`Linear`] | a layer over dense, coded or stored weights, as candle's `Module` |
+//! | [`DeviceChoice`] | the device a person asks for, opened or refused with a reason |
 //! | [`KvCache`] | the state of one conversation |
 //! | [`generate`](fn@generate) | text, streamed without splitting characters |
 //! | [`generate_with_cache`] | the next turn of a conversation, without computing the earlier ones again |
@@ -30,9 +31,14 @@
 
 mod arch;
 mod attention;
+#[cfg(feature = "cuda")]
+pub mod candle_cuda;
 mod config;
+mod device;
 mod error;
 mod generate;
+#[cfg(feature = "gpu")]
+pub mod gpu;
 mod kv_cache;
 mod language_model;
 mod linear;
@@ -49,10 +55,11 @@ pub mod text;
 mod weights;
 
 pub use config::ModelConfig;
+pub use device::{ComputeDevice, DeviceChoice, DeviceError};
 pub use error::RuntimeError;
 pub use generate::{GenerateOptions, Generation, Receiver, StopReason, generate, generate_with_cache};
 pub use kv_cache::KvCache;
-pub use language_model::{LOGIT_SLICE, LanguageModel, LoadOptions, Resident};
+pub use language_model::{Device, LOGIT_SLICE, LanguageModel, LoadOptions, Resident};
 pub use linear::{Linear, StoredRows};
 pub use models::Architecture;
 pub use rope::RopeScaling;

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::Arc;
 
-use candle_core::{Module, Tensor};
+use candle_core::{DType, Module, Tensor};
 use gosset_codec::{DecodeScratch, Decoder};
 use gosset_container::{CodedTensor, Container};
 use gosset_transform::{Rht, TilePlan};
@@ -43,6 +43,30 @@ pub enum Linear {
         /// `[out_features]`.
         bias: Option<Vec<f32>>,
     },
+    /// In the memory of a CUDA device of candle; made by [`Linear::to_device`].
+    #[cfg(feature = "cuda")]
+    Cuda(crate::candle_cuda::CudaLinear),
+}
+
+/// Name of the operation in errors.
+const OP: &str = "linear";
+
+/// Types of activations.
+const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+
+/// Fails unless `dtype` is a type of activations.
+pub(crate) fn check_dtype(dtype: DType) -> Result<(), RuntimeError> {
+    if FLOATS.contains(&dtype) {
+        return Ok(());
+    }
+    let supported = FLOATS.map(|d| format!("{d:?}")).join(", ");
+    Err(RuntimeError::UnsupportedOp { op: OP, dtype: format!("{dtype:?}"), supported })
+}
+
+/// The error for a tensor that is not where the weights are.
+pub(crate) fn elsewhere(weights: impl std::fmt::Debug, x: &Tensor) -> RuntimeError {
+    let (expected, found) = (format!("{weights:?}"), format!("{:?}", x.device().location()));
+    RuntimeError::TensorDevice { op: OP, expected, found }
 }
 
 /// A two-dimensional tensor that a container holds in the type of its source.
@@ -77,6 +101,38 @@ impl Linear {
             Linear::Dense { weight, .. } => (weight.dims()[0], weight.dims()[1]),
             Linear::Coded { weight, .. } => (weight.header().rows as usize, weight.header().cols as usize),
             Linear::Blocks { weight, .. } => (weight.rows, weight.cols),
+            #[cfg(feature = "cuda")]
+            Linear::Cuda(weight) => weight.shape(),
+        }
+    }
+
+    /// The layer in the memory of a CUDA device of candle, which is then its only place of work.
+    ///
+    /// Codes that have a kernel stay coded there; all other weights become dense in `dtype`, and are multiplied in it. The result
+    /// takes activations in F32, F16 and BF16 and answers in the same type.
+    ///
+    /// # Errors
+    /// [`RuntimeError::UnsupportedOp`] for a `dtype` that is none of these, [`RuntimeError::TensorDevice`] for a device that is no
+    /// CUDA device or weights that are on one already, [`RuntimeError::Cuda`] where the kernels cannot run.
+    #[cfg(feature = "cuda")]
+    pub fn to_device(&self, device: &candle_core::Device, dtype: DType) -> Result<Self, RuntimeError> {
+        let refused =
+            |expected: &str, found| RuntimeError::TensorDevice { op: OP, expected: expected.to_owned(), found };
+        match (self, device) {
+            (Linear::Cuda(_), _) => Err(refused("weights on the CPU", format!("{:?}", device.location()))),
+            (_, candle_core::Device::Cuda(device)) => {
+                Ok(Linear::Cuda(crate::candle_cuda::CudaLinear::upload(self, device, dtype)?))
+            }
+            _ => Err(refused("a CUDA device", format!("{:?}", device.location()))),
+        }
+    }
+
+    /// `[out_features]`, if there is one on the CPU.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn bias(&self) -> Option<&[f32]> {
+        match self {
+            Linear::Dense { bias, .. } | Linear::Coded { bias, .. } | Linear::Blocks { bias, .. } => bias.as_deref(),
+            Linear::Cuda(_) => None,
         }
     }
 
@@ -85,6 +141,8 @@ impl Linear {
         let (bias, weight) = match self {
             Linear::Dense { weight, bias } => (bias, weight.elem_count()),
             Linear::Coded { bias, .. } | Linear::Blocks { bias, .. } => (bias, 0),
+            #[cfg(feature = "cuda")]
+            Linear::Cuda(_) => return 0,
         };
         (weight + bias.as_ref().map_or(0, Vec::len)) * size_of::<f32>()
     }
@@ -112,6 +170,8 @@ impl Linear {
                 (product(&CodedRows(decoder), &f32_slice(&x)?, n)?, bias)
             }
             Linear::Blocks { weight, bias } => (product(&weight.open()?, &f32_slice(&x.plain)?, n)?, bias),
+            #[cfg(feature = "cuda")]
+            Linear::Cuda(weight) => return weight.forward(&x.plain),
         };
         if let Some(bias) = bias {
             y.par_chunks_mut(bias.len()).for_each(|row| row.iter_mut().zip(bias).for_each(|(y, b)| *y += b));
@@ -142,21 +202,47 @@ impl Linear {
                 let stored = weight.open()?;
                 rows.try_for_each(|(out, id)| stored.fill(id..id + 1, out, &mut ()))?;
             }
+            #[cfg(feature = "cuda")]
+            Linear::Cuda(weight) => {
+                return Err(RuntimeError::TensorDevice {
+                    op: "gather",
+                    expected: "weights on the CPU".to_owned(),
+                    found: format!("{:?}", weight.device().location()),
+                });
+            }
         }
         tensor2(out, ids.len(), cols)
     }
 }
 
+impl Linear {
+    /// [`apply`](Self::apply) for activations of any type, wherever the weights are.
+    fn module(&self, x: Tensor) -> Result<Tensor, RuntimeError> {
+        check_dtype(x.dtype())?;
+        #[cfg(feature = "cuda")]
+        if let Linear::Cuda(weight) = self {
+            return weight.forward(&x);
+        }
+        if !x.device().is_cpu() {
+            return Err(elsewhere(candle_core::DeviceLocation::Cpu, &x));
+        }
+        let dtype = x.dtype();
+        Ok(self.apply(&Activation::new(x.to_dtype(DType::F32)?))?.to_dtype(dtype)?)
+    }
+}
+
 impl Module for Linear {
-    /// [`Linear`] as candle sees it: the last dimension of `x` is `in_features`, the others are kept.
+    /// [`Linear`] as candle sees it: the last dimension of `x` is `in_features`, the others are kept, and so are the device and the
+    /// type of `x`, which is F32, F16 or BF16. On the CPU sums are in f32 whatever the type is.
     fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
         let mut dims = x.dims().to_vec();
         if dims.last() != Some(&self.in_features()) {
             let (expected, found) = (self.in_features(), x.shape());
             candle_core::bail!("expected in_features = {expected} as the last dimension, found shape {found:?}");
         }
-        let flat = x.contiguous()?.reshape(((), self.in_features()))?;
-        let y = self.apply(&Activation::new(flat)).map_err(candle_core::Error::wrap)?;
+        let n: usize = dims[..dims.len() - 1].iter().product();
+        let flat = x.contiguous()?.reshape((n, self.in_features()))?;
+        let y = self.module(flat).map_err(candle_core::Error::wrap)?;
         if let Some(last) = dims.last_mut() {
             *last = self.out_features();
         }
@@ -259,5 +345,24 @@ mod tests {
         let transposed = x.reshape((3, 4)).unwrap().t().unwrap();
         assert_eq!(linear.forward(&transposed).unwrap().dims(), [4, 2]);
         assert!(linear.forward(&x.reshape((6, 2)).unwrap()).is_err(), "two columns are not three");
+    }
+
+    #[test]
+    fn h06_the_type_of_the_activation_is_kept_or_refused_by_name() {
+        let weight = Tensor::from_vec(vec![1f32, 2.0, 3.0, 4.0, 5.0, 6.0], (2, 3), &Device::Cpu).unwrap();
+        let linear = Linear::Dense { weight, bias: None };
+        let x = Tensor::from_vec((0..6).map(|v| v as f32).collect::<Vec<_>>(), (2, 3), &Device::Cpu).unwrap();
+        for dtype in FLOATS {
+            let y = linear.forward(&x.to_dtype(dtype).unwrap()).unwrap();
+            assert_eq!(y.dtype(), dtype);
+            let y = y.to_dtype(DType::F32).unwrap().to_vec2::<f32>().unwrap();
+            assert_eq!(y, [[8.0, 17.0], [26.0, 62.0]]);
+        }
+        for dtype in [DType::F64, DType::U32, DType::U8, DType::I64] {
+            let error = linear.forward(&x.to_dtype(dtype).unwrap()).unwrap_err().to_string();
+            assert!(error.contains("linear") && error.contains(&format!("{dtype:?}")), "{error}");
+        }
+        let none = x.narrow(0, 0, 0).unwrap();
+        assert_eq!(linear.forward(&none).unwrap().dims(), [0, 2]);
     }
 }
