@@ -5,6 +5,7 @@ mod bad_input;
 mod chat;
 mod command_line;
 mod damage;
+mod device;
 mod generate;
 mod interrupt;
 mod quantize;
