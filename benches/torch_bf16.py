@@ -19,7 +19,7 @@ BATCHES = "1,2,4,8,16,32,64"
 
 def time_us(rows, cols, batch, replays):
     copies = max(4, -(-(200 << 20) // (2 * rows * cols)))
-    n_ops = copies * -(-16 // copies)
+    n_ops = copies * -(-48 // copies)
     weights = [torch.randn(rows, cols, device="cuda").to(torch.bfloat16) for _ in range(copies)]
     x = torch.randn(batch, cols, device="cuda").to(torch.bfloat16)
     stream = torch.cuda.Stream()

@@ -22,12 +22,17 @@ const GRACE: Duration = Duration::from_secs(10);
 
 /// Builds a binary of `gosset-benches` in release mode and returns its path.
 pub(crate) fn build(workspace: &Workspace, name: &str, features: &[&str]) -> Result<PathBuf> {
-    let mut cargo = workspace.cargo();
-    cargo.args(["build", "--release", "--package", "gosset-benches", "--bin", name]);
-    cargo.args(["--message-format", "json-render-diagnostics"]);
+    let mut args = vec!["build".to_owned(), "--package=gosset-benches".to_owned(), format!("--bin={name}")];
     if !features.is_empty() {
-        cargo.args(["--features", &features.join(",")]);
+        args.push(format!("--features={}", features.join(",")));
     }
+    build_target(workspace, name, &args)
+}
+
+/// Builds the target `name` in release mode with these arguments of cargo, and returns the path of its executable.
+pub(crate) fn build_target(workspace: &Workspace, name: &str, args: &[String]) -> Result<PathBuf> {
+    let mut cargo = workspace.cargo();
+    cargo.args(args).args(["--release", "--message-format", "json-render-diagnostics"]);
     // The release build of the runtime takes minutes the first time, and cargo says so on stderr.
     if env::var_os("CARGO_TERM_QUIET").is_none() {
         eprintln!("building {name} (release)");

@@ -7,11 +7,13 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 mod bench;
+mod bench_kernels;
 mod binary;
 mod ci;
 mod digest;
 mod eval;
 mod fetch;
+mod kernel_results;
 mod plots;
 mod ptx;
 mod rd;
@@ -50,6 +52,8 @@ enum Verb {
     Test(ci::TestArgs),
     /// The CPU benchmarks; results go to docs/results.
     Bench(bench::BenchArgs),
+    /// Times of the CUDA kernels beside cuBLAS, each beside its distortion; without a device: the CPU part.
+    BenchKernels(Box<bench_kernels::BenchKernelsArgs>),
 }
 
 fn main() -> ExitCode {
@@ -64,6 +68,7 @@ fn main() -> ExitCode {
         Verb::Ci(args) => ci::run(&workspace, &args),
         Verb::Test(args) => ci::run_tests(&workspace, &args),
         Verb::Bench(args) => bench::run(&workspace, &args),
+        Verb::BenchKernels(args) => bench_kernels::run(&workspace, &args),
     });
     match result {
         Ok(code) => code,

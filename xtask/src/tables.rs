@@ -10,12 +10,12 @@ use clap::Args;
 use serde_json::Value;
 
 use crate::{
-    plots,
+    kernel_results, plots,
     results::{Evaluation, RateDistortion, RateDistortionRow},
     workspace::Workspace,
 };
 
-const PAGES: &[&str] = &["README.md", "docs/EVALUATION.md"];
+const PAGES: &[&str] = &["README.md", "docs/EVALUATION.md", "docs/KERNELS.md"];
 const BEGIN: &str = "<!-- table ";
 const END: &str = "<!-- end table -->";
 
@@ -87,6 +87,9 @@ fn table(value: Value, file: &str, command: &str) -> Result<String> {
     let is_gap = |rows: &Vec<Value>| rows.iter().any(|row| row.get("gap_bits").is_some());
     if value["rows"].as_array().is_some_and(is_gap) {
         return Ok(rate_distortion(&serde_json::from_value(value)?, file));
+    }
+    if value["rows"].as_array().is_some_and(|rows| rows.iter().any(|row| row.get("floor_fraction").is_some())) {
+        return Ok(kernel_results::tables(&serde_json::from_value(value)?, file));
     }
     Ok(perplexities(&serde_json::from_value(value)?, file, command))
 }

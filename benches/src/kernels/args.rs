@@ -39,16 +39,8 @@ pub enum Op {
 
 impl Op {
     /// All of them, in the order of the table.
-    pub const ALL: [Op; 8] = [
-        Op::ShiftGemv,
-        Op::ShiftGemm,
-        Op::RiceGemv,
-        Op::RiceGemm,
-        Op::FixedGemv,
-        Op::Rht,
-        Op::Quantize,
-        Op::Decode,
-    ];
+    pub const ALL: [Op; 8] =
+        [Op::ShiftGemv, Op::ShiftGemm, Op::RiceGemv, Op::RiceGemm, Op::FixedGemv, Op::Rht, Op::Quantize, Op::Decode];
 
     /// Name as in tables and JSON.
     pub fn name(self) -> &'static str {
@@ -116,6 +108,9 @@ pub struct Args {
     /// Activations at once; 1 is for the GEMV, the others for the GEMM.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1,2,4,8,16,32,64")]
     pub batches: Vec<usize>,
+    /// Check only: no times, no dense products, each batch of up to 16 and small shapes as well.
+    #[arg(long)]
+    pub check: bool,
     /// Two shapes, three batches, fewer replays: half a minute.
     #[arg(long)]
     pub quick: bool,

@@ -51,7 +51,8 @@ pub fn run(args: &Args) -> Result<bool> {
         container: Vec::new(),
         cpu_rows: Vec::new(),
     };
-    let found = if args.cpu { Err("the CPU was asked for".to_owned()) } else { Gpu::detect().map_err(|e| e.to_string()) };
+    let found =
+        if args.cpu { Err("the CPU was asked for".to_owned()) } else { Gpu::detect().map_err(|e| e.to_string()) };
     match found {
         Ok(gpu) => {
             note(&format!("{}", gpu.info()));

@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 use super::report::{Report, Row};
 
 const HEADER: [&str; 15] = [
-    "op", "codec", "mode", "shape", "batch", "bps", "all-in", "mse", "us", "GB/s", "floor", "Mw/s", "bf16 us", "x bf16",
-    "rel err",
+    "op", "codec", "mode", "shape", "batch", "bps", "all-in", "mse", "us", "GB/s", "floor", "Mw/s", "bf16 us",
+    "x bf16", "rel err",
 ];
 
 /// The whole report.
@@ -81,7 +81,8 @@ fn cells(row: &Row) -> [String; 15] {
 /// Cells in columns: names to the left, numbers to the right.
 fn columns<const N: usize>(rows: Vec<[String; N]>) -> String {
     let widths: [usize; N] = std::array::from_fn(|c| rows.iter().map(|row| row[c].chars().count()).max().unwrap_or(0));
-    let is_text = |c: usize| rows.iter().skip(1).any(|row| row[c].starts_with(|first: char| first.is_ascii_lowercase()));
+    let is_text =
+        |c: usize| rows.iter().skip(1).any(|row| row[c].starts_with(|first: char| first.is_ascii_lowercase()));
     let text_columns: [bool; N] = std::array::from_fn(is_text);
     let mut text = String::new();
     for row in &rows {

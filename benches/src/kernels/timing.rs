@@ -7,14 +7,14 @@ const COLD_BYTES: usize = 200 << 20;
 /// Least number of copies.
 const MIN_COPIES: usize = 4;
 /// Least number of operations in a graph, so that its start is a small part.
-const MIN_OPS: usize = 16;
+const MIN_OPS: usize = 48;
 /// Layers of a graph of successive layers.
 pub(super) const LAYERS: usize = 8;
 /// Replays before the first that counts.
 const WARM_UP: usize = 3;
 
 /// How times are taken, in words.
-pub(super) const METHOD: &str = "a CUDA graph of at least 16 operations over at least 4 copies of the matrix that take \
+pub(super) const METHOD: &str = "a CUDA graph of at least 48 operations over at least 4 copies of the matrix that take \
     more than 200 MiB together; time between events around each replay over the number of operations; median of the \
     replays; layers: graphs of 8 successive layers with different matrices, replayed in rotation";
 

@@ -7,6 +7,7 @@ use std::{fs, path::Path};
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
+use crate::kernel_results::{self, KernelResults};
 use crate::results::{Evaluation, RateDistortion};
 
 mod chart;
@@ -25,6 +26,7 @@ struct Plot {
 const PLOTS: &[Plot] = &[
     Plot { svg: "docs/plots/gap.svg", json: "docs/results/rd.json", draw: gap },
     Plot { svg: "docs/plots/ppl.svg", json: "docs/results/smollm2-wikitext2.json", draw: perplexity },
+    Plot { svg: "docs/plots/kernels.svg", json: "docs/results/h200-kernels.json", draw: kernels },
 ];
 
 /// Largest distance to the bound that is drawn, in bits.
@@ -93,6 +95,23 @@ fn perplexity(json: &str, file: &str) -> Result<String> {
         y: Axis::logarithmic("perplexity", y.clone(), labels.filter(|label| y.contains(label)).collect()),
         series: Series::group(points.into_iter()),
         reference: baseline.map(|ppl| Reference { value: ppl, label: "unquantized" }),
+    }
+    .svg()
+}
+
+/// Speed of products over their distortion, one line per codec.
+fn kernels(json: &str, file: &str) -> Result<String> {
+    let results: KernelResults = parse(json)?;
+    let points = kernel_results::speeds(&results);
+    let top = points.iter().map(|p| p.2).fold(4.0, f64::max).ceil();
+    let labels = [3.0, 5.0, 7.0, 10.0, 20.0, 30.0, 50.0, 70.0, 100.0, 150.0];
+    Chart {
+        title: &format!("Product with one activation on an {}, 14336 x 4096", results.device),
+        subtitle: &format!("{file}: {}; rotation of the activation in the time, weights cold", results.command),
+        x: Axis::logarithmic("mean squared error in thousandths of the variance", 3.0..150.0, labels.to_vec()),
+        y: Axis::linear("times the speed of bf16 (the fastest of cuBLAS and cublasLt)", 0.0..top, steps(0.0..top, 0.5)),
+        series: Series::group(points.iter().map(|(name, mse, speed)| (name.as_str(), 1e3 * mse, *speed))),
+        reference: Some(Reference { value: 1.0, label: "bf16" }),
     }
     .svg()
 }
