@@ -54,7 +54,9 @@ static_assert(offsetof(ModelNormParams, eps) == 44);
 
 // Rotation of queries and keys; keys and values go to the cache.
 struct ModelRopeParams {
-    const float* qkv;  // `[n, heads + 2 kv_heads, head_dim]`
+    const float* x_q;  // `[n, heads, head_dim]`, rows `q_stride` apart
+    const float* x_k;  // `[n, kv_heads, head_dim]`, rows `k_stride` apart
+    const float* x_v;  // `[n, kv_heads, head_dim]`, rows `v_stride` apart
     const float* bias;  // `[(heads + 2 kv_heads) head_dim]`, or null
     const float* q_norm;  // `[head_dim]`, or null
     const float* k_norm;  // `[head_dim]`, or null
@@ -63,6 +65,9 @@ struct ModelRopeParams {
     float* q;  // `[n, heads, head_dim]`, rotated and scaled
     void* keys;  // `[kv_heads, capacity, head_stride]`
     void* values;  // `[kv_heads, capacity, head_stride]`
+    uint32_t q_stride;
+    uint32_t k_stride;
+    uint32_t v_stride;
     uint32_t heads;
     uint32_t kv_heads;
     uint32_t head_dim;  // even, at most 256
@@ -72,37 +77,48 @@ struct ModelRopeParams {
     float scale;  // of queries
     float eps;  // of the norms
 };
-static_assert(sizeof(ModelRopeParams) == 104);
-static_assert(offsetof(ModelRopeParams, qkv) == 0);
-static_assert(offsetof(ModelRopeParams, bias) == 8);
-static_assert(offsetof(ModelRopeParams, q_norm) == 16);
-static_assert(offsetof(ModelRopeParams, k_norm) == 24);
-static_assert(offsetof(ModelRopeParams, turns) == 32);
-static_assert(offsetof(ModelRopeParams, position) == 40);
-static_assert(offsetof(ModelRopeParams, q) == 48);
-static_assert(offsetof(ModelRopeParams, keys) == 56);
-static_assert(offsetof(ModelRopeParams, values) == 64);
-static_assert(offsetof(ModelRopeParams, heads) == 72);
-static_assert(offsetof(ModelRopeParams, kv_heads) == 76);
-static_assert(offsetof(ModelRopeParams, head_dim) == 80);
-static_assert(offsetof(ModelRopeParams, head_stride) == 84);
-static_assert(offsetof(ModelRopeParams, capacity) == 88);
-static_assert(offsetof(ModelRopeParams, interleaved) == 92);
-static_assert(offsetof(ModelRopeParams, scale) == 96);
-static_assert(offsetof(ModelRopeParams, eps) == 100);
+static_assert(sizeof(ModelRopeParams) == 136);
+static_assert(offsetof(ModelRopeParams, x_q) == 0);
+static_assert(offsetof(ModelRopeParams, x_k) == 8);
+static_assert(offsetof(ModelRopeParams, x_v) == 16);
+static_assert(offsetof(ModelRopeParams, bias) == 24);
+static_assert(offsetof(ModelRopeParams, q_norm) == 32);
+static_assert(offsetof(ModelRopeParams, k_norm) == 40);
+static_assert(offsetof(ModelRopeParams, turns) == 48);
+static_assert(offsetof(ModelRopeParams, position) == 56);
+static_assert(offsetof(ModelRopeParams, q) == 64);
+static_assert(offsetof(ModelRopeParams, keys) == 72);
+static_assert(offsetof(ModelRopeParams, values) == 80);
+static_assert(offsetof(ModelRopeParams, q_stride) == 88);
+static_assert(offsetof(ModelRopeParams, k_stride) == 92);
+static_assert(offsetof(ModelRopeParams, v_stride) == 96);
+static_assert(offsetof(ModelRopeParams, heads) == 100);
+static_assert(offsetof(ModelRopeParams, kv_heads) == 104);
+static_assert(offsetof(ModelRopeParams, head_dim) == 108);
+static_assert(offsetof(ModelRopeParams, head_stride) == 112);
+static_assert(offsetof(ModelRopeParams, capacity) == 116);
+static_assert(offsetof(ModelRopeParams, interleaved) == 120);
+static_assert(offsetof(ModelRopeParams, scale) == 124);
+static_assert(offsetof(ModelRopeParams, eps) == 128);
 
 // `out = silu(gate + bias) * (up + bias)`.
 struct ModelSiluParams {
-    const float* gate_up;  // `[n, 2, cols]`
+    const float* gate;  // `[n, cols]`, rows `gate_stride` apart
+    const float* up;  // `[n, cols]`, rows `up_stride` apart
     const float* bias;  // `[2, cols]`, or null
     float* out;  // `[n, cols]`
+    uint32_t gate_stride;
+    uint32_t up_stride;
     uint32_t cols;
 };
-static_assert(sizeof(ModelSiluParams) == 32);
-static_assert(offsetof(ModelSiluParams, gate_up) == 0);
-static_assert(offsetof(ModelSiluParams, bias) == 8);
-static_assert(offsetof(ModelSiluParams, out) == 16);
-static_assert(offsetof(ModelSiluParams, cols) == 24);
+static_assert(sizeof(ModelSiluParams) == 48);
+static_assert(offsetof(ModelSiluParams, gate) == 0);
+static_assert(offsetof(ModelSiluParams, up) == 8);
+static_assert(offsetof(ModelSiluParams, bias) == 16);
+static_assert(offsetof(ModelSiluParams, out) == 24);
+static_assert(offsetof(ModelSiluParams, gate_stride) == 32);
+static_assert(offsetof(ModelSiluParams, up_stride) == 36);
+static_assert(offsetof(ModelSiluParams, cols) == 40);
 
 // `token` = index of the first largest logit; `position += 1`.
 struct ModelArgmaxParams {
@@ -218,3 +234,215 @@ static_assert(offsetof(RhtParams, n_runs) == 56);
 static_assert(offsetof(RhtParams, run_end) == 60);
 static_assert(offsetof(RhtParams, run_log) == 128);
 static_assert(offsetof(RhtParams, run_scale) == 196);
+
+// Streams of Rice codes to points or values.
+struct RiceDecodeParams {
+    const uint32_t* words;  // `n_words`
+    const uint64_t* bases;  // first bit of each page of 64 streams
+    const uint32_t* offsets;  // first bit of each stream within its page
+    const uint16_t* lengths;  // bits of each stream
+    const uint16_t* scales;  // `[rows]`, bf16; for values only
+    void* out;  // `[rows, cols]`
+    uint32_t* status;  // least 1 + stream of the damaged ones
+    uint64_t n_words;
+    uint32_t n_streams;
+    uint32_t rows;
+    uint32_t cols;
+    float step;
+    uint32_t ks[2];  // parameter of each class of symbols
+};
+static_assert(sizeof(RiceDecodeParams) == 88);
+static_assert(offsetof(RiceDecodeParams, words) == 0);
+static_assert(offsetof(RiceDecodeParams, bases) == 8);
+static_assert(offsetof(RiceDecodeParams, offsets) == 16);
+static_assert(offsetof(RiceDecodeParams, lengths) == 24);
+static_assert(offsetof(RiceDecodeParams, scales) == 32);
+static_assert(offsetof(RiceDecodeParams, out) == 40);
+static_assert(offsetof(RiceDecodeParams, status) == 48);
+static_assert(offsetof(RiceDecodeParams, n_words) == 56);
+static_assert(offsetof(RiceDecodeParams, n_streams) == 64);
+static_assert(offsetof(RiceDecodeParams, rows) == 68);
+static_assert(offsetof(RiceDecodeParams, cols) == 72);
+static_assert(offsetof(RiceDecodeParams, step) == 76);
+static_assert(offsetof(RiceDecodeParams, ks) == 80);
+
+// Products straight from the streams of Rice codes.
+struct RiceRowsParams {
+    const uint32_t* words;  // `n_words`
+    const uint64_t* bases;  // first bit of each page of 64 streams
+    const uint32_t* offsets;  // first bit of each stream within its page
+    const uint16_t* scales;  // `[rows]`, bf16
+    const float* x;  // `[n_batch, cols]`
+    float* y;  // `[n_batch, rows]`
+    uint64_t n_words;
+    uint32_t rows;
+    uint32_t cols;
+    uint32_t group;  // lanes per row, a power of two up to 32
+    uint32_t n_batch;
+    float step;
+    uint32_t ks[2];  // parameter of each class of symbols
+};
+static_assert(sizeof(RiceRowsParams) == 88);
+static_assert(offsetof(RiceRowsParams, words) == 0);
+static_assert(offsetof(RiceRowsParams, bases) == 8);
+static_assert(offsetof(RiceRowsParams, offsets) == 16);
+static_assert(offsetof(RiceRowsParams, scales) == 24);
+static_assert(offsetof(RiceRowsParams, x) == 32);
+static_assert(offsetof(RiceRowsParams, y) == 40);
+static_assert(offsetof(RiceRowsParams, n_words) == 48);
+static_assert(offsetof(RiceRowsParams, rows) == 56);
+static_assert(offsetof(RiceRowsParams, cols) == 60);
+static_assert(offsetof(RiceRowsParams, group) == 64);
+static_assert(offsetof(RiceRowsParams, n_batch) == 68);
+static_assert(offsetof(RiceRowsParams, step) == 72);
+static_assert(offsetof(RiceRowsParams, ks) == 76);
+
+// Products of rows that are stored exactly.
+struct ExactDotParams {
+    const float* values;  // `[n, cols]`, in the rotated frame
+    const uint32_t* index;  // `[n]`, rows of the matrix
+    const float* x;  // `[n_batch, cols]`
+    float* y;  // `[n_batch, rows]`
+    uint32_t rows;
+    uint32_t cols;
+};
+static_assert(sizeof(ExactDotParams) == 40);
+static_assert(offsetof(ExactDotParams, values) == 0);
+static_assert(offsetof(ExactDotParams, index) == 8);
+static_assert(offsetof(ExactDotParams, x) == 16);
+static_assert(offsetof(ExactDotParams, y) == 24);
+static_assert(offsetof(ExactDotParams, rows) == 32);
+static_assert(offsetof(ExactDotParams, cols) == 36);
+
+// Rows that are stored exactly, put among decoded ones.
+struct ExactCopyParams {
+    const float* values;  // `[n, cols]`, in the rotated frame
+    const uint32_t* index;  // `[n]`, rows of the matrix
+    void* out;  // `[rows, cols]`
+    uint32_t cols;
+};
+static_assert(sizeof(ExactCopyParams) == 32);
+static_assert(offsetof(ExactCopyParams, values) == 0);
+static_assert(offsetof(ExactCopyParams, index) == 8);
+static_assert(offsetof(ExactCopyParams, out) == 16);
+static_assert(offsetof(ExactCopyParams, cols) == 24);
+
+// ANS streams of lattice points to points or values.
+struct AnsLatticeParams {
+    const uint32_t* words;
+    const uint64_t* starts;  // `[n_streams + 1]`, first word of each stream
+    const uint32_t* tables;  // `[n_contexts, 1024]`, state tables
+    const int32_t* escapes;  // `[n_contexts, 4]`: order, step, first and last value
+    const uint16_t* scales;  // `[rows]`, bf16; for values only
+    void* out;  // `[rows, cols]`
+    uint32_t* status;  // least 1 + stream of the damaged ones
+    uint32_t n_streams;
+    uint32_t n_contexts;
+    uint32_t rows;
+    uint32_t cols;
+    uint32_t raw_bits;
+    float step;
+};
+static_assert(sizeof(AnsLatticeParams) == 80);
+static_assert(offsetof(AnsLatticeParams, words) == 0);
+static_assert(offsetof(AnsLatticeParams, starts) == 8);
+static_assert(offsetof(AnsLatticeParams, tables) == 16);
+static_assert(offsetof(AnsLatticeParams, escapes) == 24);
+static_assert(offsetof(AnsLatticeParams, scales) == 32);
+static_assert(offsetof(AnsLatticeParams, out) == 40);
+static_assert(offsetof(AnsLatticeParams, status) == 48);
+static_assert(offsetof(AnsLatticeParams, n_streams) == 56);
+static_assert(offsetof(AnsLatticeParams, n_contexts) == 60);
+static_assert(offsetof(AnsLatticeParams, rows) == 64);
+static_assert(offsetof(AnsLatticeParams, cols) == 68);
+static_assert(offsetof(AnsLatticeParams, raw_bits) == 72);
+static_assert(offsetof(AnsLatticeParams, step) == 76);
+
+// Streams of the entropy-coded trellis to points or values.
+struct AnsTrellisParams {
+    const uint32_t* words;
+    const uint64_t* starts;  // `[n_streams + 1]`, first word of each stream
+    const uint32_t* tables;  // `[2, 1024]`, state tables of even and odd points
+    const int32_t* escapes;  // `[2, 4]`: order, step, first and last value
+    const float* units;  // `[2 reach + 1]`, what points from -reach on stand for
+    const uint16_t* scales;  // `[rows]`, bf16; for values only
+    void* out;  // `[rows, cols]`
+    uint32_t* status;  // least 1 + stream of the damaged ones
+    uint32_t n_streams;
+    uint32_t reach;
+    uint32_t rows;
+    uint32_t cols;
+    uint32_t raw_bits;
+    float step;
+    uint32_t taps[2];  // what the parities of a point and of its half add to the next state
+};
+static_assert(sizeof(AnsTrellisParams) == 96);
+static_assert(offsetof(AnsTrellisParams, words) == 0);
+static_assert(offsetof(AnsTrellisParams, starts) == 8);
+static_assert(offsetof(AnsTrellisParams, tables) == 16);
+static_assert(offsetof(AnsTrellisParams, escapes) == 24);
+static_assert(offsetof(AnsTrellisParams, units) == 32);
+static_assert(offsetof(AnsTrellisParams, scales) == 40);
+static_assert(offsetof(AnsTrellisParams, out) == 48);
+static_assert(offsetof(AnsTrellisParams, status) == 56);
+static_assert(offsetof(AnsTrellisParams, n_streams) == 64);
+static_assert(offsetof(AnsTrellisParams, reach) == 68);
+static_assert(offsetof(AnsTrellisParams, rows) == 72);
+static_assert(offsetof(AnsTrellisParams, cols) == 76);
+static_assert(offsetof(AnsTrellisParams, raw_bits) == 80);
+static_assert(offsetof(AnsTrellisParams, step) == 84);
+static_assert(offsetof(AnsTrellisParams, taps) == 88);
+
+// `units = RHT(x) / scale` per row, and the scales.
+struct QuantizeRowsParams {
+    const void* x;  // `[rows, cols]`
+    float* units;  // `[rows, cols]`
+    uint16_t* scales;  // `[rows]`, bf16
+    const uint32_t* signs;  // a bit per column
+    unsigned long long* status;  // largest magnitude and its row, rows without a scale, first row that is not finite
+    uint32_t rows;
+    uint32_t cols;
+    uint32_t dtype;  // 0 f32, 1 bf16, 2 f16
+    uint32_t n_runs;  // 0: no rotation
+    uint32_t run_tile[17];
+    uint32_t run_end[17];  // first column behind the run
+    float run_scale[17];
+};
+static_assert(sizeof(QuantizeRowsParams) == 264);
+static_assert(offsetof(QuantizeRowsParams, x) == 0);
+static_assert(offsetof(QuantizeRowsParams, units) == 8);
+static_assert(offsetof(QuantizeRowsParams, scales) == 16);
+static_assert(offsetof(QuantizeRowsParams, signs) == 24);
+static_assert(offsetof(QuantizeRowsParams, status) == 32);
+static_assert(offsetof(QuantizeRowsParams, rows) == 40);
+static_assert(offsetof(QuantizeRowsParams, cols) == 44);
+static_assert(offsetof(QuantizeRowsParams, dtype) == 48);
+static_assert(offsetof(QuantizeRowsParams, n_runs) == 52);
+static_assert(offsetof(QuantizeRowsParams, run_tile) == 56);
+static_assert(offsetof(QuantizeRowsParams, run_end) == 124);
+static_assert(offsetof(QuantizeRowsParams, run_scale) == 192);
+
+// Symbols of all values and their Rice codes.
+struct QuantizeStreamParams {
+    const float* units;  // `n_values`
+    unsigned long long* counts;  // per class: 256 counts, 16 costs of larger symbols, their number
+    uint16_t* lengths;  // bits of each stream
+    unsigned long long* bases;  // first bit of each page
+    unsigned long long* n_words;  // words of all pages
+    uint32_t* words;  // zero before
+    uint64_t n_values;
+    uint64_t n_streams;
+    float alpha;
+    uint32_t k[2];  // parameter of each class
+};
+static_assert(sizeof(QuantizeStreamParams) == 80);
+static_assert(offsetof(QuantizeStreamParams, units) == 0);
+static_assert(offsetof(QuantizeStreamParams, counts) == 8);
+static_assert(offsetof(QuantizeStreamParams, lengths) == 16);
+static_assert(offsetof(QuantizeStreamParams, bases) == 24);
+static_assert(offsetof(QuantizeStreamParams, n_words) == 32);
+static_assert(offsetof(QuantizeStreamParams, words) == 40);
+static_assert(offsetof(QuantizeStreamParams, n_values) == 48);
+static_assert(offsetof(QuantizeStreamParams, n_streams) == 56);
+static_assert(offsetof(QuantizeStreamParams, alpha) == 64);
+static_assert(offsetof(QuantizeStreamParams, k) == 68);

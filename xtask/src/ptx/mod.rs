@@ -139,6 +139,10 @@ pub(crate) fn run(workspace: &Workspace, args: &PtxArgs) -> Result<ExitCode> {
     if !args.check && args.only.is_empty() {
         remove_strangers(&spec, &folders)?;
     }
+    failures.iter().for_each(|failure| eprintln!("{failure}"));
+    if !failures.is_empty() {
+        bail!("{} failures", failures.len());
+    }
     if args.report {
         let rows = usage(&spec, &nvcc, &folders, chosen)?;
         if args.json {
@@ -146,10 +150,6 @@ pub(crate) fn run(workspace: &Workspace, args: &PtxArgs) -> Result<ExitCode> {
         } else {
             print!("{}", report::table(&rows));
         }
-    }
-    failures.iter().for_each(|failure| eprintln!("{failure}"));
-    if !failures.is_empty() {
-        bail!("{} failures", failures.len());
     }
     let what = if args.check { "compared" } else { "built" };
     eprintln!("{what} {n_built} of {} in {:.1} s", jobs_of(&spec).count(), begin.elapsed().as_secs_f64());
@@ -237,14 +237,17 @@ fn in_parallel<T: Sync, R: Send>(items: &[T], f: impl Fn(&T) -> R + Sync) -> Vec
 
 /// The generated files other than PTX. A module without PTX for all of its targets is left out, with a word.
 fn generated(spec: &Spec, folders: &Folders) -> Result<Vec<(PathBuf, String)>> {
-    let mut built = Vec::new();
+    let (mut built, mut left_out) = (Vec::new(), Vec::new());
     for module in &spec.modules {
         let headers: Result<Vec<Header>> =
             module.targets.iter().map(|target| committed(folders, Job { module, target })).collect();
         match headers {
             Ok(headers) => built.push(Built { module, headers }),
-            Err(error) => eprintln!("left out: module {}, because of {error:#}", module.name),
+            Err(_) => left_out.push(module.name.as_str()),
         }
+    }
+    if !left_out.is_empty() {
+        eprintln!("left out of the crate, for want of sound PTX: {}", left_out.join(" "));
     }
     Ok(vec![
         (folders.kernels.join("include/params.cuh"), generate::params_cuh(spec)),

@@ -42,6 +42,38 @@ pub(crate) enum Module {
     ModelDenseF16,
     /// `model_dense.cu -DWEIGHT=2`
     ModelDenseBf16,
+    /// `rht.cu`
+    Rht,
+    /// `rice_decode.cu -DDIM=1`
+    RiceDecodeZ,
+    /// `rice_decode.cu -DDIM=2`
+    RiceDecodeA2,
+    /// `rice_decode.cu -DDIM=4`
+    RiceDecodeD4,
+    /// `rice_decode.cu -DDIM=8`
+    RiceDecodeE8,
+    /// `rice_rows.cu -DDIM=1`
+    RiceRowsZ,
+    /// `rice_rows.cu -DDIM=2`
+    RiceRowsA2,
+    /// `rice_rows.cu -DDIM=4`
+    RiceRowsD4,
+    /// `rice_rows.cu -DDIM=8`
+    RiceRowsE8,
+    /// `rice_exact.cu`
+    RiceExact,
+    /// `ans_lattice.cu -DDIM=1`
+    AnsLatticeZ,
+    /// `ans_lattice.cu -DDIM=2`
+    AnsLatticeA2,
+    /// `ans_lattice.cu -DDIM=4`
+    AnsLatticeD4,
+    /// `ans_lattice.cu -DDIM=8`
+    AnsLatticeE8,
+    /// `ans_trellis.cu`
+    AnsTrellis,
+    /// `quantize.cu`
+    Quantize,
 }
 
 impl Module {
@@ -54,6 +86,22 @@ impl Module {
         Module::ModelDenseF32,
         Module::ModelDenseF16,
         Module::ModelDenseBf16,
+        Module::Rht,
+        Module::RiceDecodeZ,
+        Module::RiceDecodeA2,
+        Module::RiceDecodeD4,
+        Module::RiceDecodeE8,
+        Module::RiceRowsZ,
+        Module::RiceRowsA2,
+        Module::RiceRowsD4,
+        Module::RiceRowsE8,
+        Module::RiceExact,
+        Module::AnsLatticeZ,
+        Module::AnsLatticeA2,
+        Module::AnsLatticeD4,
+        Module::AnsLatticeE8,
+        Module::AnsTrellis,
+        Module::Quantize,
     ];
 
     /// Its name in `kernels.toml`.
@@ -66,6 +114,22 @@ impl Module {
             Module::ModelDenseF32 => "model_dense_f32",
             Module::ModelDenseF16 => "model_dense_f16",
             Module::ModelDenseBf16 => "model_dense_bf16",
+            Module::Rht => "rht",
+            Module::RiceDecodeZ => "rice_decode_z",
+            Module::RiceDecodeA2 => "rice_decode_a2",
+            Module::RiceDecodeD4 => "rice_decode_d4",
+            Module::RiceDecodeE8 => "rice_decode_e8",
+            Module::RiceRowsZ => "rice_rows_z",
+            Module::RiceRowsA2 => "rice_rows_a2",
+            Module::RiceRowsD4 => "rice_rows_d4",
+            Module::RiceRowsE8 => "rice_rows_e8",
+            Module::RiceExact => "rice_exact",
+            Module::AnsLatticeZ => "ans_lattice_z",
+            Module::AnsLatticeA2 => "ans_lattice_a2",
+            Module::AnsLatticeD4 => "ans_lattice_d4",
+            Module::AnsLatticeE8 => "ans_lattice_e8",
+            Module::AnsTrellis => "ans_trellis",
+            Module::Quantize => "quantize",
         }
     }
 
@@ -80,9 +144,9 @@ impl Module {
                 Entry { name: "model_embed_f16", param_bytes: 32 },
                 Entry { name: "model_embed_bf16", param_bytes: 32 },
                 Entry { name: "model_rmsnorm", param_bytes: 48 },
-                Entry { name: "model_rope_f16", param_bytes: 104 },
-                Entry { name: "model_rope_f32", param_bytes: 104 },
-                Entry { name: "model_silu_mul", param_bytes: 32 },
+                Entry { name: "model_rope_f16", param_bytes: 136 },
+                Entry { name: "model_rope_f32", param_bytes: 136 },
+                Entry { name: "model_silu_mul", param_bytes: 48 },
                 Entry { name: "model_argmax", param_bytes: 48 },
                 Entry { name: "model_cache_copy", param_bytes: 40 },
             ],
@@ -123,6 +187,126 @@ impl Module {
                 Entry { name: "model_gemv_8", param_bytes: 40 },
                 Entry { name: "model_gemm", param_bytes: 40 },
             ],
+            Module::Rht => &[
+                Entry { name: "rht_f32_f32", param_bytes: 264 },
+                Entry { name: "rht_f16_f32", param_bytes: 264 },
+                Entry { name: "rht_bf16_f32", param_bytes: 264 },
+                Entry { name: "rht_f32_f16", param_bytes: 264 },
+                Entry { name: "rht_f16_f16", param_bytes: 264 },
+                Entry { name: "rht_bf16_f16", param_bytes: 264 },
+                Entry { name: "rht_long_f32", param_bytes: 264 },
+                Entry { name: "rht_long_f16", param_bytes: 264 },
+            ],
+            Module::RiceDecodeZ => &[
+                Entry { name: "rice_points_i32", param_bytes: 88 },
+                Entry { name: "rice_points_i16", param_bytes: 88 },
+                Entry { name: "rice_points_i8", param_bytes: 88 },
+                Entry { name: "rice_values_f32", param_bytes: 88 },
+                Entry { name: "rice_values_f16", param_bytes: 88 },
+                Entry { name: "rice_values_bf16", param_bytes: 88 },
+            ],
+            Module::RiceDecodeA2 => &[
+                Entry { name: "rice_points_i32", param_bytes: 88 },
+                Entry { name: "rice_points_i16", param_bytes: 88 },
+                Entry { name: "rice_points_i8", param_bytes: 88 },
+                Entry { name: "rice_values_f32", param_bytes: 88 },
+                Entry { name: "rice_values_f16", param_bytes: 88 },
+                Entry { name: "rice_values_bf16", param_bytes: 88 },
+            ],
+            Module::RiceDecodeD4 => &[
+                Entry { name: "rice_points_i32", param_bytes: 88 },
+                Entry { name: "rice_points_i16", param_bytes: 88 },
+                Entry { name: "rice_points_i8", param_bytes: 88 },
+                Entry { name: "rice_values_f32", param_bytes: 88 },
+                Entry { name: "rice_values_f16", param_bytes: 88 },
+                Entry { name: "rice_values_bf16", param_bytes: 88 },
+            ],
+            Module::RiceDecodeE8 => &[
+                Entry { name: "rice_points_i32", param_bytes: 88 },
+                Entry { name: "rice_points_i16", param_bytes: 88 },
+                Entry { name: "rice_points_i8", param_bytes: 88 },
+                Entry { name: "rice_values_f32", param_bytes: 88 },
+                Entry { name: "rice_values_f16", param_bytes: 88 },
+                Entry { name: "rice_values_bf16", param_bytes: 88 },
+            ],
+            Module::RiceRowsZ => &[
+                Entry { name: "rice_rows_1", param_bytes: 88 },
+                Entry { name: "rice_rows_8", param_bytes: 88 },
+            ],
+            Module::RiceRowsA2 => &[
+                Entry { name: "rice_rows_1", param_bytes: 88 },
+                Entry { name: "rice_rows_8", param_bytes: 88 },
+            ],
+            Module::RiceRowsD4 => &[
+                Entry { name: "rice_rows_1", param_bytes: 88 },
+                Entry { name: "rice_rows_8", param_bytes: 88 },
+            ],
+            Module::RiceRowsE8 => &[
+                Entry { name: "rice_rows_1", param_bytes: 88 },
+                Entry { name: "rice_rows_8", param_bytes: 88 },
+            ],
+            Module::RiceExact => &[
+                Entry { name: "exact_dot", param_bytes: 40 },
+                Entry { name: "exact_copy_f32", param_bytes: 32 },
+                Entry { name: "exact_copy_f16", param_bytes: 32 },
+                Entry { name: "exact_copy_bf16", param_bytes: 32 },
+            ],
+            Module::AnsLatticeZ => &[
+                Entry { name: "ans_points_i32", param_bytes: 80 },
+                Entry { name: "ans_points_i16", param_bytes: 80 },
+                Entry { name: "ans_points_i8", param_bytes: 80 },
+                Entry { name: "ans_values_f32", param_bytes: 80 },
+                Entry { name: "ans_values_f16", param_bytes: 80 },
+                Entry { name: "ans_values_bf16", param_bytes: 80 },
+            ],
+            Module::AnsLatticeA2 => &[
+                Entry { name: "ans_points_i32", param_bytes: 80 },
+                Entry { name: "ans_points_i16", param_bytes: 80 },
+                Entry { name: "ans_points_i8", param_bytes: 80 },
+                Entry { name: "ans_values_f32", param_bytes: 80 },
+                Entry { name: "ans_values_f16", param_bytes: 80 },
+                Entry { name: "ans_values_bf16", param_bytes: 80 },
+            ],
+            Module::AnsLatticeD4 => &[
+                Entry { name: "ans_points_i32", param_bytes: 80 },
+                Entry { name: "ans_points_i16", param_bytes: 80 },
+                Entry { name: "ans_points_i8", param_bytes: 80 },
+                Entry { name: "ans_values_f32", param_bytes: 80 },
+                Entry { name: "ans_values_f16", param_bytes: 80 },
+                Entry { name: "ans_values_bf16", param_bytes: 80 },
+            ],
+            Module::AnsLatticeE8 => &[
+                Entry { name: "ans_points_i32", param_bytes: 80 },
+                Entry { name: "ans_points_i16", param_bytes: 80 },
+                Entry { name: "ans_points_i8", param_bytes: 80 },
+                Entry { name: "ans_values_f32", param_bytes: 80 },
+                Entry { name: "ans_values_f16", param_bytes: 80 },
+                Entry { name: "ans_values_bf16", param_bytes: 80 },
+            ],
+            Module::AnsTrellis => &[
+                Entry { name: "ans_trellis_points_i32", param_bytes: 96 },
+                Entry { name: "ans_trellis_points_i16", param_bytes: 96 },
+                Entry { name: "ans_trellis_points_i8", param_bytes: 96 },
+                Entry { name: "ans_trellis_values_f32", param_bytes: 96 },
+                Entry { name: "ans_trellis_values_f16", param_bytes: 96 },
+                Entry { name: "ans_trellis_values_bf16", param_bytes: 96 },
+            ],
+            Module::Quantize => &[
+                Entry { name: "quantize_rows", param_bytes: 264 },
+                Entry { name: "quantize_bases", param_bytes: 80 },
+                Entry { name: "quantize_count_z", param_bytes: 80 },
+                Entry { name: "quantize_count_a2", param_bytes: 80 },
+                Entry { name: "quantize_count_d4", param_bytes: 80 },
+                Entry { name: "quantize_count_e8", param_bytes: 80 },
+                Entry { name: "quantize_lengths_z", param_bytes: 80 },
+                Entry { name: "quantize_lengths_a2", param_bytes: 80 },
+                Entry { name: "quantize_lengths_d4", param_bytes: 80 },
+                Entry { name: "quantize_lengths_e8", param_bytes: 80 },
+                Entry { name: "quantize_write_z", param_bytes: 80 },
+                Entry { name: "quantize_write_a2", param_bytes: 80 },
+                Entry { name: "quantize_write_d4", param_bytes: 80 },
+                Entry { name: "quantize_write_e8", param_bytes: 80 },
+            ],
         }
     }
 
@@ -147,13 +331,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "f372577c536099e4da91d7c4a5aaab8ed843d61a6498ea98aaa3b97ac7f5413a",
+                    hash: "8b5f5600681df2d585cf6a2cb02773a25ebc8128ddc4bf801f8e38a50a181337",
                     ptx: include_str!("../../ptx/model_ops.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "5a14b61282eb1415f5b0b4370ac88f0f747e41fa84cab4fa59ba6e2c977e1ef9",
+                    hash: "3ed7bc7f58f874dc91be30e2451ed901f1fec58f87df8e4ff48dcb9c64ce4531",
                     ptx: include_str!("../../ptx/model_ops.sm_90a.ptx"),
                 },
             ],
@@ -225,6 +409,230 @@ impl Module {
                     ptx_version: (8, 0),
                     hash: "74deb8a97d966dd5b3372852c763b488be9e86030881176e3b5f9585de59a25d",
                     ptx: include_str!("../../ptx/model_dense_bf16.sm_90a.ptx"),
+                },
+            ],
+            Module::Rht => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "4343b1418ecd8f178a17452de8a7eb96e8a69091fc91224c416c07e3729cb990",
+                    ptx: include_str!("../../ptx/rht.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "432b512c4c51559f26837cb60d61775c2bcfa825fa76738c685413f251131293",
+                    ptx: include_str!("../../ptx/rht.sm_90a.ptx"),
+                },
+            ],
+            Module::RiceDecodeZ => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "b55bf94d9987c94bac9a0fde524867b29a32f4a6c50a4d1a229e74927a9d51ca",
+                    ptx: include_str!("../../ptx/rice_decode_z.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "b3a81bc0062487b571d9f4b920a33ed4a232db207c7b47efc82fccaaece5e2a6",
+                    ptx: include_str!("../../ptx/rice_decode_z.sm_90a.ptx"),
+                },
+            ],
+            Module::RiceDecodeA2 => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "b9a020119b999e86add5ab63b34b2a68a239f3f3dc50a03b375ff64dc88b47ed",
+                    ptx: include_str!("../../ptx/rice_decode_a2.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "18d2b5b1a7948d4e9421238b545f4e829039bbb81ec4740394a2e916736d50c2",
+                    ptx: include_str!("../../ptx/rice_decode_a2.sm_90a.ptx"),
+                },
+            ],
+            Module::RiceDecodeD4 => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "54ea725edde710f3cc4eec9781e0fb80a0cdcf914ecb99929464ca6d8558bfd2",
+                    ptx: include_str!("../../ptx/rice_decode_d4.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "a67c3c8914ca9d29abc09710b262f18afbe10a65c8e0a4f347e2bd929a6f0138",
+                    ptx: include_str!("../../ptx/rice_decode_d4.sm_90a.ptx"),
+                },
+            ],
+            Module::RiceDecodeE8 => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "7f9359de49f928e8b197e2fa7a5cedf7823ac78d2c0be408920f0bdb905a94a8",
+                    ptx: include_str!("../../ptx/rice_decode_e8.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "bd44df8665717d2339be0665bde1c4f6a0665959c53505ae2535d2879cf14fdb",
+                    ptx: include_str!("../../ptx/rice_decode_e8.sm_90a.ptx"),
+                },
+            ],
+            Module::RiceRowsZ => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "525b18d6a09d204bf8de8115a430c2c973d2c0e0d2e41841bdca7a2feb8a0015",
+                    ptx: include_str!("../../ptx/rice_rows_z.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "614072732ce7cb1f2ddd41b57d3f5687b25e1b2525db8968f5d2e9823260cb0d",
+                    ptx: include_str!("../../ptx/rice_rows_z.sm_90a.ptx"),
+                },
+            ],
+            Module::RiceRowsA2 => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "30206258812b44484fd97c0a8c449707a966358f81580c59562821a27db53a1d",
+                    ptx: include_str!("../../ptx/rice_rows_a2.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "bff3b549f7a4fa1329ecbbfc0ca30dbb90674700744745b1a467295959e31a21",
+                    ptx: include_str!("../../ptx/rice_rows_a2.sm_90a.ptx"),
+                },
+            ],
+            Module::RiceRowsD4 => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "786dee0f970ad41f00520a6728cd72e7857dd2895ef1780ee733a35cda359ca6",
+                    ptx: include_str!("../../ptx/rice_rows_d4.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "2325a3dad1d047d83e0c6fb0c546e10ba4d0e68a0fccbab2fe75529736719913",
+                    ptx: include_str!("../../ptx/rice_rows_d4.sm_90a.ptx"),
+                },
+            ],
+            Module::RiceRowsE8 => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "0c2b4d581c07c9cd5cdabd7f10c834ee11571dfe62c99844dc03c1bef9ea9f0b",
+                    ptx: include_str!("../../ptx/rice_rows_e8.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "9b70d5cd7074a40d060652ead2e61bf08576819bc5817ee9e26ce2fc400b9c3e",
+                    ptx: include_str!("../../ptx/rice_rows_e8.sm_90a.ptx"),
+                },
+            ],
+            Module::RiceExact => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "b42a0dc56416484a86c9a74da293160cf13762510818f93b4a58fa58d7290a25",
+                    ptx: include_str!("../../ptx/rice_exact.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "afab6c9455bb3a901b1172aa699a8602321db6374b8801d834a0c2c7317814e5",
+                    ptx: include_str!("../../ptx/rice_exact.sm_90a.ptx"),
+                },
+            ],
+            Module::AnsLatticeZ => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "3f8f7084bdab7b77375a80c3f8fe6c68ac501f537b5f902504ef4dd2ea7d3527",
+                    ptx: include_str!("../../ptx/ans_lattice_z.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "2083c5a23b821eb3a44ea977dcf7b8172888718e6783f7adf91d81942caa39c0",
+                    ptx: include_str!("../../ptx/ans_lattice_z.sm_90a.ptx"),
+                },
+            ],
+            Module::AnsLatticeA2 => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "d47d60ea27c801ea1896cf03f8c599e6d67d94bc8c9cfe8e40bf0bdf8e038552",
+                    ptx: include_str!("../../ptx/ans_lattice_a2.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "6eaac295210bf9ec33c8713c5dfba5d9a3e1332302ec840e1ff86bc8b6b69829",
+                    ptx: include_str!("../../ptx/ans_lattice_a2.sm_90a.ptx"),
+                },
+            ],
+            Module::AnsLatticeD4 => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "f5f9b0a7b929f92fda631be8e0976dd7b90ddc80475036218cce1bcaeb07fc02",
+                    ptx: include_str!("../../ptx/ans_lattice_d4.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "89abe945a0548b45aa1bca40e402e31912c9aa68ff292058662103fd7b77f111",
+                    ptx: include_str!("../../ptx/ans_lattice_d4.sm_90a.ptx"),
+                },
+            ],
+            Module::AnsLatticeE8 => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "d6e33803dda1099d40984e54c38ef9744cb9e1164a295eeca2f8ae47f079e1e3",
+                    ptx: include_str!("../../ptx/ans_lattice_e8.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "dd07ae8da0e7bf3ea79ed22d92feb977771439ccbf3e683de6caf155fad1805e",
+                    ptx: include_str!("../../ptx/ans_lattice_e8.sm_90a.ptx"),
+                },
+            ],
+            Module::AnsTrellis => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "2ada60c6cafb958752becbda440f51cdd0da7566c11beb640df69cf2db50e942",
+                    ptx: include_str!("../../ptx/ans_trellis.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "e1f46b0cf89b40f0c1ef12d464455a02a895d16aa720096dde2345577c3e472f",
+                    ptx: include_str!("../../ptx/ans_trellis.sm_90a.ptx"),
+                },
+            ],
+            Module::Quantize => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "9c098019b41a934c102335c78004e95cbbcbd8efa938e00ab5ad8d4b7bca3cd2",
+                    ptx: include_str!("../../ptx/quantize.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "f575ddc5cd5a3e8c73fa76d5a2b7488895fc6a57ffa940105b2f54e093d5e130",
+                    ptx: include_str!("../../ptx/quantize.sm_90a.ptx"),
                 },
             ],
         }

@@ -89,8 +89,12 @@ unsafe impl Params for ModelNormParams {}
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(crate) struct ModelRopeParams {
-    /// `const float*`: `[n, heads + 2 kv_heads, head_dim]`
-    pub(crate) qkv: u64,
+    /// `const float*`: `[n, heads, head_dim]`, rows `q_stride` apart
+    pub(crate) x_q: u64,
+    /// `const float*`: `[n, kv_heads, head_dim]`, rows `k_stride` apart
+    pub(crate) x_k: u64,
+    /// `const float*`: `[n, kv_heads, head_dim]`, rows `v_stride` apart
+    pub(crate) x_v: u64,
     /// `const float*`: `[(heads + 2 kv_heads) head_dim]`, or null
     pub(crate) bias: u64,
     /// `const float*`: `[head_dim]`, or null
@@ -107,6 +111,12 @@ pub(crate) struct ModelRopeParams {
     pub(crate) keys: u64,
     /// `void*`: `[kv_heads, capacity, head_stride]`
     pub(crate) values: u64,
+    /// `q_stride`
+    pub(crate) q_stride: u32,
+    /// `k_stride`
+    pub(crate) k_stride: u32,
+    /// `v_stride`
+    pub(crate) v_stride: u32,
     /// `heads`
     pub(crate) heads: u32,
     /// `kv_heads`
@@ -125,24 +135,29 @@ pub(crate) struct ModelRopeParams {
     pub(crate) eps: f32,
 }
 
-const _: () = assert!(size_of::<ModelRopeParams>() == 104);
-const _: () = assert!(offset_of!(ModelRopeParams, qkv) == 0);
-const _: () = assert!(offset_of!(ModelRopeParams, bias) == 8);
-const _: () = assert!(offset_of!(ModelRopeParams, q_norm) == 16);
-const _: () = assert!(offset_of!(ModelRopeParams, k_norm) == 24);
-const _: () = assert!(offset_of!(ModelRopeParams, turns) == 32);
-const _: () = assert!(offset_of!(ModelRopeParams, position) == 40);
-const _: () = assert!(offset_of!(ModelRopeParams, q) == 48);
-const _: () = assert!(offset_of!(ModelRopeParams, keys) == 56);
-const _: () = assert!(offset_of!(ModelRopeParams, values) == 64);
-const _: () = assert!(offset_of!(ModelRopeParams, heads) == 72);
-const _: () = assert!(offset_of!(ModelRopeParams, kv_heads) == 76);
-const _: () = assert!(offset_of!(ModelRopeParams, head_dim) == 80);
-const _: () = assert!(offset_of!(ModelRopeParams, head_stride) == 84);
-const _: () = assert!(offset_of!(ModelRopeParams, capacity) == 88);
-const _: () = assert!(offset_of!(ModelRopeParams, interleaved) == 92);
-const _: () = assert!(offset_of!(ModelRopeParams, scale) == 96);
-const _: () = assert!(offset_of!(ModelRopeParams, eps) == 100);
+const _: () = assert!(size_of::<ModelRopeParams>() == 136);
+const _: () = assert!(offset_of!(ModelRopeParams, x_q) == 0);
+const _: () = assert!(offset_of!(ModelRopeParams, x_k) == 8);
+const _: () = assert!(offset_of!(ModelRopeParams, x_v) == 16);
+const _: () = assert!(offset_of!(ModelRopeParams, bias) == 24);
+const _: () = assert!(offset_of!(ModelRopeParams, q_norm) == 32);
+const _: () = assert!(offset_of!(ModelRopeParams, k_norm) == 40);
+const _: () = assert!(offset_of!(ModelRopeParams, turns) == 48);
+const _: () = assert!(offset_of!(ModelRopeParams, position) == 56);
+const _: () = assert!(offset_of!(ModelRopeParams, q) == 64);
+const _: () = assert!(offset_of!(ModelRopeParams, keys) == 72);
+const _: () = assert!(offset_of!(ModelRopeParams, values) == 80);
+const _: () = assert!(offset_of!(ModelRopeParams, q_stride) == 88);
+const _: () = assert!(offset_of!(ModelRopeParams, k_stride) == 92);
+const _: () = assert!(offset_of!(ModelRopeParams, v_stride) == 96);
+const _: () = assert!(offset_of!(ModelRopeParams, heads) == 100);
+const _: () = assert!(offset_of!(ModelRopeParams, kv_heads) == 104);
+const _: () = assert!(offset_of!(ModelRopeParams, head_dim) == 108);
+const _: () = assert!(offset_of!(ModelRopeParams, head_stride) == 112);
+const _: () = assert!(offset_of!(ModelRopeParams, capacity) == 116);
+const _: () = assert!(offset_of!(ModelRopeParams, interleaved) == 120);
+const _: () = assert!(offset_of!(ModelRopeParams, scale) == 124);
+const _: () = assert!(offset_of!(ModelRopeParams, eps) == 128);
 
 // SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
 unsafe impl Params for ModelRopeParams {}
@@ -151,21 +166,30 @@ unsafe impl Params for ModelRopeParams {}
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(crate) struct ModelSiluParams {
-    /// `const float*`: `[n, 2, cols]`
-    pub(crate) gate_up: u64,
+    /// `const float*`: `[n, cols]`, rows `gate_stride` apart
+    pub(crate) gate: u64,
+    /// `const float*`: `[n, cols]`, rows `up_stride` apart
+    pub(crate) up: u64,
     /// `const float*`: `[2, cols]`, or null
     pub(crate) bias: u64,
     /// `float*`: `[n, cols]`
     pub(crate) out: u64,
+    /// `gate_stride`
+    pub(crate) gate_stride: u32,
+    /// `up_stride`
+    pub(crate) up_stride: u32,
     /// `cols`
     pub(crate) cols: u32,
 }
 
-const _: () = assert!(size_of::<ModelSiluParams>() == 32);
-const _: () = assert!(offset_of!(ModelSiluParams, gate_up) == 0);
-const _: () = assert!(offset_of!(ModelSiluParams, bias) == 8);
-const _: () = assert!(offset_of!(ModelSiluParams, out) == 16);
-const _: () = assert!(offset_of!(ModelSiluParams, cols) == 24);
+const _: () = assert!(size_of::<ModelSiluParams>() == 48);
+const _: () = assert!(offset_of!(ModelSiluParams, gate) == 0);
+const _: () = assert!(offset_of!(ModelSiluParams, up) == 8);
+const _: () = assert!(offset_of!(ModelSiluParams, bias) == 16);
+const _: () = assert!(offset_of!(ModelSiluParams, out) == 24);
+const _: () = assert!(offset_of!(ModelSiluParams, gate_stride) == 32);
+const _: () = assert!(offset_of!(ModelSiluParams, up_stride) == 36);
+const _: () = assert!(offset_of!(ModelSiluParams, cols) == 40);
 
 // SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
 unsafe impl Params for ModelSiluParams {}
@@ -359,3 +383,349 @@ const _: () = assert!(offset_of!(RhtParams, run_scale) == 196);
 
 // SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
 unsafe impl Params for RhtParams {}
+
+/// Streams of Rice codes to points or values.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct RiceDecodeParams {
+    /// `const uint32_t*`: `n_words`
+    pub(crate) words: u64,
+    /// `const uint64_t*`: first bit of each page of 64 streams
+    pub(crate) bases: u64,
+    /// `const uint32_t*`: first bit of each stream within its page
+    pub(crate) offsets: u64,
+    /// `const uint16_t*`: bits of each stream
+    pub(crate) lengths: u64,
+    /// `const uint16_t*`: `[rows]`, bf16; for values only
+    pub(crate) scales: u64,
+    /// `void*`: `[rows, cols]`
+    pub(crate) out: u64,
+    /// `uint32_t*`: least 1 + stream of the damaged ones
+    pub(crate) status: u64,
+    /// `n_words`
+    pub(crate) n_words: u64,
+    /// `n_streams`
+    pub(crate) n_streams: u32,
+    /// `rows`
+    pub(crate) rows: u32,
+    /// `cols`
+    pub(crate) cols: u32,
+    /// `step`
+    pub(crate) step: f32,
+    /// parameter of each class of symbols
+    pub(crate) ks: [u32; 2],
+}
+
+const _: () = assert!(size_of::<RiceDecodeParams>() == 88);
+const _: () = assert!(offset_of!(RiceDecodeParams, words) == 0);
+const _: () = assert!(offset_of!(RiceDecodeParams, bases) == 8);
+const _: () = assert!(offset_of!(RiceDecodeParams, offsets) == 16);
+const _: () = assert!(offset_of!(RiceDecodeParams, lengths) == 24);
+const _: () = assert!(offset_of!(RiceDecodeParams, scales) == 32);
+const _: () = assert!(offset_of!(RiceDecodeParams, out) == 40);
+const _: () = assert!(offset_of!(RiceDecodeParams, status) == 48);
+const _: () = assert!(offset_of!(RiceDecodeParams, n_words) == 56);
+const _: () = assert!(offset_of!(RiceDecodeParams, n_streams) == 64);
+const _: () = assert!(offset_of!(RiceDecodeParams, rows) == 68);
+const _: () = assert!(offset_of!(RiceDecodeParams, cols) == 72);
+const _: () = assert!(offset_of!(RiceDecodeParams, step) == 76);
+const _: () = assert!(offset_of!(RiceDecodeParams, ks) == 80);
+
+// SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
+unsafe impl Params for RiceDecodeParams {}
+
+/// Products straight from the streams of Rice codes.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct RiceRowsParams {
+    /// `const uint32_t*`: `n_words`
+    pub(crate) words: u64,
+    /// `const uint64_t*`: first bit of each page of 64 streams
+    pub(crate) bases: u64,
+    /// `const uint32_t*`: first bit of each stream within its page
+    pub(crate) offsets: u64,
+    /// `const uint16_t*`: `[rows]`, bf16
+    pub(crate) scales: u64,
+    /// `const float*`: `[n_batch, cols]`
+    pub(crate) x: u64,
+    /// `float*`: `[n_batch, rows]`
+    pub(crate) y: u64,
+    /// `n_words`
+    pub(crate) n_words: u64,
+    /// `rows`
+    pub(crate) rows: u32,
+    /// `cols`
+    pub(crate) cols: u32,
+    /// lanes per row, a power of two up to 32
+    pub(crate) group: u32,
+    /// `n_batch`
+    pub(crate) n_batch: u32,
+    /// `step`
+    pub(crate) step: f32,
+    /// parameter of each class of symbols
+    pub(crate) ks: [u32; 2],
+}
+
+const _: () = assert!(size_of::<RiceRowsParams>() == 88);
+const _: () = assert!(offset_of!(RiceRowsParams, words) == 0);
+const _: () = assert!(offset_of!(RiceRowsParams, bases) == 8);
+const _: () = assert!(offset_of!(RiceRowsParams, offsets) == 16);
+const _: () = assert!(offset_of!(RiceRowsParams, scales) == 24);
+const _: () = assert!(offset_of!(RiceRowsParams, x) == 32);
+const _: () = assert!(offset_of!(RiceRowsParams, y) == 40);
+const _: () = assert!(offset_of!(RiceRowsParams, n_words) == 48);
+const _: () = assert!(offset_of!(RiceRowsParams, rows) == 56);
+const _: () = assert!(offset_of!(RiceRowsParams, cols) == 60);
+const _: () = assert!(offset_of!(RiceRowsParams, group) == 64);
+const _: () = assert!(offset_of!(RiceRowsParams, n_batch) == 68);
+const _: () = assert!(offset_of!(RiceRowsParams, step) == 72);
+const _: () = assert!(offset_of!(RiceRowsParams, ks) == 76);
+
+// SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
+unsafe impl Params for RiceRowsParams {}
+
+/// Products of rows that are stored exactly.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct ExactDotParams {
+    /// `const float*`: `[n, cols]`, in the rotated frame
+    pub(crate) values: u64,
+    /// `const uint32_t*`: `[n]`, rows of the matrix
+    pub(crate) index: u64,
+    /// `const float*`: `[n_batch, cols]`
+    pub(crate) x: u64,
+    /// `float*`: `[n_batch, rows]`
+    pub(crate) y: u64,
+    /// `rows`
+    pub(crate) rows: u32,
+    /// `cols`
+    pub(crate) cols: u32,
+}
+
+const _: () = assert!(size_of::<ExactDotParams>() == 40);
+const _: () = assert!(offset_of!(ExactDotParams, values) == 0);
+const _: () = assert!(offset_of!(ExactDotParams, index) == 8);
+const _: () = assert!(offset_of!(ExactDotParams, x) == 16);
+const _: () = assert!(offset_of!(ExactDotParams, y) == 24);
+const _: () = assert!(offset_of!(ExactDotParams, rows) == 32);
+const _: () = assert!(offset_of!(ExactDotParams, cols) == 36);
+
+// SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
+unsafe impl Params for ExactDotParams {}
+
+/// Rows that are stored exactly, put among decoded ones.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct ExactCopyParams {
+    /// `const float*`: `[n, cols]`, in the rotated frame
+    pub(crate) values: u64,
+    /// `const uint32_t*`: `[n]`, rows of the matrix
+    pub(crate) index: u64,
+    /// `void*`: `[rows, cols]`
+    pub(crate) out: u64,
+    /// `cols`
+    pub(crate) cols: u32,
+}
+
+const _: () = assert!(size_of::<ExactCopyParams>() == 32);
+const _: () = assert!(offset_of!(ExactCopyParams, values) == 0);
+const _: () = assert!(offset_of!(ExactCopyParams, index) == 8);
+const _: () = assert!(offset_of!(ExactCopyParams, out) == 16);
+const _: () = assert!(offset_of!(ExactCopyParams, cols) == 24);
+
+// SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
+unsafe impl Params for ExactCopyParams {}
+
+/// ANS streams of lattice points to points or values.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct AnsLatticeParams {
+    /// `const uint32_t*`
+    pub(crate) words: u64,
+    /// `const uint64_t*`: `[n_streams + 1]`, first word of each stream
+    pub(crate) starts: u64,
+    /// `const uint32_t*`: `[n_contexts, 1024]`, state tables
+    pub(crate) tables: u64,
+    /// `const int32_t*`: `[n_contexts, 4]`: order, step, first and last value
+    pub(crate) escapes: u64,
+    /// `const uint16_t*`: `[rows]`, bf16; for values only
+    pub(crate) scales: u64,
+    /// `void*`: `[rows, cols]`
+    pub(crate) out: u64,
+    /// `uint32_t*`: least 1 + stream of the damaged ones
+    pub(crate) status: u64,
+    /// `n_streams`
+    pub(crate) n_streams: u32,
+    /// `n_contexts`
+    pub(crate) n_contexts: u32,
+    /// `rows`
+    pub(crate) rows: u32,
+    /// `cols`
+    pub(crate) cols: u32,
+    /// `raw_bits`
+    pub(crate) raw_bits: u32,
+    /// `step`
+    pub(crate) step: f32,
+}
+
+const _: () = assert!(size_of::<AnsLatticeParams>() == 80);
+const _: () = assert!(offset_of!(AnsLatticeParams, words) == 0);
+const _: () = assert!(offset_of!(AnsLatticeParams, starts) == 8);
+const _: () = assert!(offset_of!(AnsLatticeParams, tables) == 16);
+const _: () = assert!(offset_of!(AnsLatticeParams, escapes) == 24);
+const _: () = assert!(offset_of!(AnsLatticeParams, scales) == 32);
+const _: () = assert!(offset_of!(AnsLatticeParams, out) == 40);
+const _: () = assert!(offset_of!(AnsLatticeParams, status) == 48);
+const _: () = assert!(offset_of!(AnsLatticeParams, n_streams) == 56);
+const _: () = assert!(offset_of!(AnsLatticeParams, n_contexts) == 60);
+const _: () = assert!(offset_of!(AnsLatticeParams, rows) == 64);
+const _: () = assert!(offset_of!(AnsLatticeParams, cols) == 68);
+const _: () = assert!(offset_of!(AnsLatticeParams, raw_bits) == 72);
+const _: () = assert!(offset_of!(AnsLatticeParams, step) == 76);
+
+// SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
+unsafe impl Params for AnsLatticeParams {}
+
+/// Streams of the entropy-coded trellis to points or values.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct AnsTrellisParams {
+    /// `const uint32_t*`
+    pub(crate) words: u64,
+    /// `const uint64_t*`: `[n_streams + 1]`, first word of each stream
+    pub(crate) starts: u64,
+    /// `const uint32_t*`: `[2, 1024]`, state tables of even and odd points
+    pub(crate) tables: u64,
+    /// `const int32_t*`: `[2, 4]`: order, step, first and last value
+    pub(crate) escapes: u64,
+    /// `const float*`: `[2 reach + 1]`, what points from -reach on stand for
+    pub(crate) units: u64,
+    /// `const uint16_t*`: `[rows]`, bf16; for values only
+    pub(crate) scales: u64,
+    /// `void*`: `[rows, cols]`
+    pub(crate) out: u64,
+    /// `uint32_t*`: least 1 + stream of the damaged ones
+    pub(crate) status: u64,
+    /// `n_streams`
+    pub(crate) n_streams: u32,
+    /// `reach`
+    pub(crate) reach: u32,
+    /// `rows`
+    pub(crate) rows: u32,
+    /// `cols`
+    pub(crate) cols: u32,
+    /// `raw_bits`
+    pub(crate) raw_bits: u32,
+    /// `step`
+    pub(crate) step: f32,
+    /// what the parities of a point and of its half add to the next state
+    pub(crate) taps: [u32; 2],
+}
+
+const _: () = assert!(size_of::<AnsTrellisParams>() == 96);
+const _: () = assert!(offset_of!(AnsTrellisParams, words) == 0);
+const _: () = assert!(offset_of!(AnsTrellisParams, starts) == 8);
+const _: () = assert!(offset_of!(AnsTrellisParams, tables) == 16);
+const _: () = assert!(offset_of!(AnsTrellisParams, escapes) == 24);
+const _: () = assert!(offset_of!(AnsTrellisParams, units) == 32);
+const _: () = assert!(offset_of!(AnsTrellisParams, scales) == 40);
+const _: () = assert!(offset_of!(AnsTrellisParams, out) == 48);
+const _: () = assert!(offset_of!(AnsTrellisParams, status) == 56);
+const _: () = assert!(offset_of!(AnsTrellisParams, n_streams) == 64);
+const _: () = assert!(offset_of!(AnsTrellisParams, reach) == 68);
+const _: () = assert!(offset_of!(AnsTrellisParams, rows) == 72);
+const _: () = assert!(offset_of!(AnsTrellisParams, cols) == 76);
+const _: () = assert!(offset_of!(AnsTrellisParams, raw_bits) == 80);
+const _: () = assert!(offset_of!(AnsTrellisParams, step) == 84);
+const _: () = assert!(offset_of!(AnsTrellisParams, taps) == 88);
+
+// SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
+unsafe impl Params for AnsTrellisParams {}
+
+/// `units = RHT(x) / scale` per row, and the scales.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct QuantizeRowsParams {
+    /// `const void*`: `[rows, cols]`
+    pub(crate) x: u64,
+    /// `float*`: `[rows, cols]`
+    pub(crate) units: u64,
+    /// `uint16_t*`: `[rows]`, bf16
+    pub(crate) scales: u64,
+    /// `const uint32_t*`: a bit per column
+    pub(crate) signs: u64,
+    /// `unsigned long long*`: largest magnitude and its row, rows without a scale, first row that is not finite
+    pub(crate) status: u64,
+    /// `rows`
+    pub(crate) rows: u32,
+    /// `cols`
+    pub(crate) cols: u32,
+    /// 0 f32, 1 bf16, 2 f16
+    pub(crate) dtype: u32,
+    /// 0: no rotation
+    pub(crate) n_runs: u32,
+    /// `run_tile`
+    pub(crate) run_tile: [u32; 17],
+    /// first column behind the run
+    pub(crate) run_end: [u32; 17],
+    /// `run_scale`
+    pub(crate) run_scale: [f32; 17],
+}
+
+const _: () = assert!(size_of::<QuantizeRowsParams>() == 264);
+const _: () = assert!(offset_of!(QuantizeRowsParams, x) == 0);
+const _: () = assert!(offset_of!(QuantizeRowsParams, units) == 8);
+const _: () = assert!(offset_of!(QuantizeRowsParams, scales) == 16);
+const _: () = assert!(offset_of!(QuantizeRowsParams, signs) == 24);
+const _: () = assert!(offset_of!(QuantizeRowsParams, status) == 32);
+const _: () = assert!(offset_of!(QuantizeRowsParams, rows) == 40);
+const _: () = assert!(offset_of!(QuantizeRowsParams, cols) == 44);
+const _: () = assert!(offset_of!(QuantizeRowsParams, dtype) == 48);
+const _: () = assert!(offset_of!(QuantizeRowsParams, n_runs) == 52);
+const _: () = assert!(offset_of!(QuantizeRowsParams, run_tile) == 56);
+const _: () = assert!(offset_of!(QuantizeRowsParams, run_end) == 124);
+const _: () = assert!(offset_of!(QuantizeRowsParams, run_scale) == 192);
+
+// SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
+unsafe impl Params for QuantizeRowsParams {}
+
+/// Symbols of all values and their Rice codes.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct QuantizeStreamParams {
+    /// `const float*`: `n_values`
+    pub(crate) units: u64,
+    /// `unsigned long long*`: per class: 256 counts, 16 costs of larger symbols, their number
+    pub(crate) counts: u64,
+    /// `uint16_t*`: bits of each stream
+    pub(crate) lengths: u64,
+    /// `unsigned long long*`: first bit of each page
+    pub(crate) bases: u64,
+    /// `unsigned long long*`: words of all pages
+    pub(crate) n_words: u64,
+    /// `uint32_t*`: zero before
+    pub(crate) words: u64,
+    /// `n_values`
+    pub(crate) n_values: u64,
+    /// `n_streams`
+    pub(crate) n_streams: u64,
+    /// `alpha`
+    pub(crate) alpha: f32,
+    /// parameter of each class
+    pub(crate) k: [u32; 2],
+}
+
+const _: () = assert!(size_of::<QuantizeStreamParams>() == 80);
+const _: () = assert!(offset_of!(QuantizeStreamParams, units) == 0);
+const _: () = assert!(offset_of!(QuantizeStreamParams, counts) == 8);
+const _: () = assert!(offset_of!(QuantizeStreamParams, lengths) == 16);
+const _: () = assert!(offset_of!(QuantizeStreamParams, bases) == 24);
+const _: () = assert!(offset_of!(QuantizeStreamParams, n_words) == 32);
+const _: () = assert!(offset_of!(QuantizeStreamParams, words) == 40);
+const _: () = assert!(offset_of!(QuantizeStreamParams, n_values) == 48);
+const _: () = assert!(offset_of!(QuantizeStreamParams, n_streams) == 56);
+const _: () = assert!(offset_of!(QuantizeStreamParams, alpha) == 64);
+const _: () = assert!(offset_of!(QuantizeStreamParams, k) == 68);
+
+// SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
+unsafe impl Params for QuantizeStreamParams {}

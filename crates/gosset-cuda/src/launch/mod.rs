@@ -3,3 +3,4 @@
 //! Whoever adds a file adds its line here.
 
 pub mod model;
+pub mod rht;

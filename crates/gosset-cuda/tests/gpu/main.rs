@@ -5,6 +5,7 @@
 
 mod device;
 mod model;
+mod rht;
 
 use gosset_cuda::Gpu;
 

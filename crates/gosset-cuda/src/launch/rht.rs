@@ -1,0 +1,347 @@
+//! Randomized Hadamard transform of activations: any plan of gosset-transform, bit for bit.
+//!
+//! The signs are a device buffer of one bit per column, made once per transform: a load of a word per eight lanes, where
+//! Philox on the device would be sixty instructions per window of 128 columns.
+
+use cudarc::driver::result;
+use gosset_transform::{Rht, TileRun};
+use half::{bf16, f16};
+
+use crate::error::CudaError;
+use crate::generated::modules::Module;
+use crate::generated::params::RhtParams;
+use crate::gpu::Gpu;
+use crate::kernel::Launch;
+use crate::memory::{Buffer, DevSlice, DevSliceMut, DeviceType};
+use crate::stream::StreamRef;
+
+/// Most runs of a plan: powers of two up to 2^16, each at most once.
+const MAX_RUNS: usize = 17;
+
+/// Columns of one warp.
+const WINDOW: u32 = 128;
+
+/// Columns of a block where every tile ends in a window.
+const SHORT_CHUNK: u32 = 1024;
+
+/// Columns that a block joins in shared memory (`LONG` of `rht.cu`); longer tiles take a second kernel.
+const LONG: u32 = 1 << 14;
+
+const MAX_GRID_ROWS: usize = 65535;
+
+const INVERSE: u32 = 1;
+const VECTOR_X: u32 = 2;
+const VECTOR_Y: u32 = 4;
+
+/// Element types of the rows that are transformed.
+pub trait RhtInput: DeviceType + sealed::Sealed {
+    /// Name of the kernel that writes f32.
+    #[doc(hidden)]
+    const TO_F32: &'static str;
+    /// Name of the kernel that writes f16.
+    #[doc(hidden)]
+    const TO_F16: &'static str;
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for f32 {}
+    impl Sealed for half::f16 {}
+    impl Sealed for half::bf16 {}
+}
+
+impl RhtInput for f32 {
+    const TO_F32: &'static str = "rht_f32_f32";
+    const TO_F16: &'static str = "rht_f32_f16";
+}
+
+impl RhtInput for f16 {
+    const TO_F32: &'static str = "rht_f16_f32";
+    const TO_F16: &'static str = "rht_f16_f16";
+}
+
+impl RhtInput for bf16 {
+    const TO_F32: &'static str = "rht_bf16_f32";
+    const TO_F16: &'static str = "rht_bf16_f16";
+}
+
+/// How transformed values fit into f16.
+#[derive(Debug)]
+pub enum F16Scale<'a> {
+    /// All are multiplied by this before they are rounded; what exceeds 65504 becomes infinite.
+    Factor(f32),
+    /// Each row is multiplied by a power of two that keeps it below 2^15, and the inverse of that is written here, one value
+    /// per row: `u` is `y` times it. A row of zeros, or one that is not finite, has 1.
+    PerRow(DevSliceMut<'a, f32>),
+}
+
+/// Where transformed rows go.
+#[derive(Debug)]
+pub enum RhtOutput<'a> {
+    /// As they are.
+    F32(DevSliceMut<'a, f32>),
+    /// Scaled, and rounded to nearest even.
+    F16 {
+        /// `batch * width` values.
+        y: DevSliceMut<'a, f16>,
+        /// The scale.
+        scale: F16Scale<'a>,
+    },
+}
+
+/// A transform whose signs lie on a device.
+///
+/// The same plan and seed as the [`Rht`] of the CPU; f32 results are equal in every bit.
+#[derive(Debug)]
+pub struct DeviceRht {
+    gpu: Gpu,
+    words: Buffer<u32>,
+    width: usize,
+    /// Everything but pointers, batch and flags.
+    template: RhtParams,
+    longest: u32,
+}
+
+impl DeviceRht {
+    /// The transform on a device. Takes `width / 8` bytes there.
+    ///
+    /// # Errors
+    /// [`CudaError::OutOfMemory`], or [`CudaError::Driver`].
+    pub fn new(gpu: &Gpu, rht: &Rht) -> Result<Self, CudaError> {
+        let (plan, signs) = (rht.plan(), rht.signs());
+        let runs = plan.runs();
+        let longest = runs.first().map_or(1, |run| run.tile);
+        if runs.len() > MAX_RUNS || longest > LONG << 2 {
+            return Err(CudaError::Unsupported { op: "rht", what: format!("the plan {plan}") });
+        }
+        let mut template = RhtParams {
+            x: 0,
+            y: 0,
+            words: 0,
+            row_scale: 0,
+            width: u32::try_from(plan.width()).map_err(|_| CudaError::shape("rht width", "a u32", plan.width()))?,
+            batch: 0,
+            chunk: chunk(longest),
+            flags: 0,
+            factor: 1.0,
+            bound: bound(longest),
+            n_runs: runs.len() as u32,
+            run_end: [u32::MAX; MAX_RUNS],
+            run_log: [0; MAX_RUNS],
+            run_scale: [1.0; MAX_RUNS],
+        };
+        let mut end = 0;
+        for (i, run) in runs.iter().enumerate() {
+            end += run.tile * run.count;
+            template.run_end[i] = end;
+            template.run_log[i] = run.tile.ilog2();
+            template.run_scale[i] = run.scale();
+        }
+        let words = gpu.upload(signs.words())?;
+        Ok(Self { gpu: gpu.clone(), words, width: plan.width(), template, longest })
+    }
+
+    /// Columns of a row.
+    #[must_use]
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
+    /// The packed signs on the device, as [`gosset_transform::Signs::words`] has them.
+    #[must_use]
+    pub fn words(&self) -> DevSlice<'_, u32> {
+        self.words.as_slice()
+    }
+
+    /// Puts the transform of `batch` rows of `x` into the stream.
+    ///
+    /// # Errors
+    /// [`CudaError::Shape`] unless `x` and `y` hold `batch * width` values, and the row scales `batch`.
+    pub fn forward<X: RhtInput>(
+        &self,
+        stream: StreamRef<'_>,
+        x: DevSlice<'_, X>,
+        batch: usize,
+        y: RhtOutput<'_>,
+    ) -> Result<(), CudaError> {
+        let n = self.check(batch, x.len())?;
+        match y {
+            RhtOutput::F32(y) => {
+                check_len("rht output", n, y.len())?;
+                self.to_f32::<X>(stream, x.ptr(), y.ptr(), batch, 0)
+            }
+            RhtOutput::F16 { y, scale } => {
+                check_len("rht output", n, y.len())?;
+                let (factor, row_scale) = match scale {
+                    F16Scale::Factor(factor) => (factor, 0),
+                    F16Scale::PerRow(rows) => {
+                        check_len("rht row scales", batch, rows.len())?;
+                        (1.0, rows.ptr())
+                    }
+                };
+                let params = RhtParams { x: x.ptr(), y: y.ptr(), row_scale, factor, ..self.template };
+                if self.longest <= LONG {
+                    return self.chunks::<X, f16>(stream, X::TO_F16, params, batch);
+                }
+                self.f16_by_way_of_f32::<X>(stream, params, batch, n)
+            }
+        }
+    }
+
+    /// Puts the transform of `batch` rows into the stream, in place.
+    ///
+    /// # Errors
+    /// [`CudaError::Shape`] unless `rows` holds `batch * width` values.
+    pub fn forward_in_place(
+        &self,
+        stream: StreamRef<'_>,
+        rows: DevSliceMut<'_, f32>,
+        batch: usize,
+    ) -> Result<(), CudaError> {
+        self.check(batch, rows.len())?;
+        self.to_f32::<f32>(stream, rows.ptr(), rows.ptr(), batch, 0)
+    }
+
+    /// Puts the inverse transform of `batch` rows into the stream, in place.
+    ///
+    /// # Errors
+    /// [`CudaError::Shape`] unless `rows` holds `batch * width` values.
+    pub fn inverse_in_place(
+        &self,
+        stream: StreamRef<'_>,
+        rows: DevSliceMut<'_, f32>,
+        batch: usize,
+    ) -> Result<(), CudaError> {
+        self.check(batch, rows.len())?;
+        self.to_f32::<f32>(stream, rows.ptr(), rows.ptr(), batch, INVERSE)
+    }
+
+    /// Number of values of `batch` rows, which `found` must be.
+    fn check(&self, batch: usize, found: usize) -> Result<usize, CudaError> {
+        let n = batch.checked_mul(self.width).filter(|_| u32::try_from(batch).is_ok());
+        let n = n.ok_or_else(|| CudaError::shape("rht batch", "a u32", batch))?;
+        check_len("rht input", n, found)?;
+        Ok(n)
+    }
+
+    fn to_f32<X: RhtInput>(
+        &self,
+        stream: StreamRef<'_>,
+        x: u64,
+        y: u64,
+        batch: usize,
+        flags: u32,
+    ) -> Result<(), CudaError> {
+        let params = RhtParams { x, y, flags, ..self.template };
+        self.chunks::<X, f32>(stream, X::TO_F32, params, batch)?;
+        if self.longest > LONG {
+            self.long(stream, "rht_long_f32", RhtParams { x: y, ..params }, batch)?;
+        }
+        Ok(())
+    }
+
+    /// Tiles that no block's shared memory holds pass through f32 rows of device memory, which the stream allocates.
+    fn f16_by_way_of_f32<X: RhtInput>(
+        &self,
+        stream: StreamRef<'_>,
+        params: RhtParams,
+        batch: usize,
+        n: usize,
+    ) -> Result<(), CudaError> {
+        if n == 0 {
+            return Ok(());
+        }
+        let bytes = n.checked_mul(4).ok_or_else(|| CudaError::shape("rht batch", "a size in bytes", batch))?;
+        self.gpu.bind()?;
+        // SAFETY: freed below in the order of the same stream, after the kernels that use it.
+        let rows = unsafe { result::malloc_async(stream.cu(), bytes) }
+            .map_err(|error| CudaError::driver("cuMemAllocAsync", error))?;
+        let done = self
+            .chunks::<X, f32>(stream, X::TO_F32, RhtParams { y: rows, ..params }, batch)
+            .and_then(|()| self.long(stream, "rht_long_f16", RhtParams { x: rows, ..params }, batch));
+        // SAFETY: allocated above, used by nothing after this point of the stream.
+        let freed = unsafe { result::free_async(rows, stream.cu()) };
+        done?;
+        freed.map_err(|error| CudaError::driver("cuMemFreeAsync", error))
+    }
+
+    fn chunks<X: RhtInput, Y: DeviceType>(
+        &self,
+        stream: StreamRef<'_>,
+        entry: &'static str,
+        mut params: RhtParams,
+        batch: usize,
+    ) -> Result<(), CudaError> {
+        let whole = |ptr: u64, bytes: usize| self.width.is_multiple_of(4) && ptr.is_multiple_of(4 * bytes as u64);
+        params.flags |= if whole(params.x, size_of::<X>()) { VECTOR_X } else { 0 };
+        params.flags |= if whole(params.y, size_of::<Y>()) { VECTOR_Y } else { 0 };
+        let joined = self.longest > WINDOW;
+        let launch = Launch {
+            grid: [params.width.div_ceil(params.chunk), batch.min(MAX_GRID_ROWS) as u32, 1],
+            block: [if joined { (params.chunk / 8).clamp(256, 1024) } else { 256 }, 1, 1],
+            shared_bytes: if joined { params.chunk * 4 } else { 0 },
+            programmatic: true,
+        };
+        self.launch(stream, entry, launch, params, batch)
+    }
+
+    fn long(
+        &self,
+        stream: StreamRef<'_>,
+        entry: &'static str,
+        params: RhtParams,
+        batch: usize,
+    ) -> Result<(), CudaError> {
+        let launch = Launch {
+            grid: [params.width.div_ceil(256), batch.min(MAX_GRID_ROWS) as u32, 1],
+            block: [256, 1, 1],
+            ..Launch::default()
+        };
+        self.launch(stream, entry, launch, params, batch)
+    }
+
+    fn launch(
+        &self,
+        stream: StreamRef<'_>,
+        entry: &'static str,
+        launch: Launch,
+        mut params: RhtParams,
+        batch: usize,
+    ) -> Result<(), CudaError> {
+        params.words = self.words.as_slice().ptr();
+        params.batch = batch as u32;
+        let kernel = self.gpu.kernel(Module::Rht, entry)?;
+        // SAFETY: every entry of the module takes `RhtParams`; `check` held the slices to batch * width, the words cover the
+        // width, and `DevSlice` promises that its memory lives until the stream has done the work.
+        unsafe { kernel.launch(stream, launch, &params) }
+    }
+}
+
+/// Columns of a block: some windows, or the longest tile as far as shared memory goes.
+fn chunk(longest: u32) -> u32 {
+    longest.clamp(SHORT_CHUNK, LONG)
+}
+
+/// An f32 that is at least the square root of the tile: no transformed value exceeds it times the largest input.
+fn bound(longest: u32) -> f32 {
+    // Butterflies round each sum once per stage; two parts in a million cover seventeen stages.
+    1.000_002 / TileRun { tile: longest, count: 1 }.scale()
+}
+
+fn check_len(what: &'static str, expected: usize, found: usize) -> Result<(), CudaError> {
+    if expected == found { Ok(()) } else { Err(CudaError::shape(what, expected, found)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whole_tiles_fill_a_chunk() {
+        for log in 0..=16 {
+            let chunk = chunk(1 << log);
+            assert!(chunk.is_multiple_of(WINDOW) && chunk.is_multiple_of((1 << log).min(LONG)), "tile 2^{log}");
+            assert!(bound(1 << log) >= f32::powf(2.0, log as f32 / 2.0));
+        }
+    }
+}
