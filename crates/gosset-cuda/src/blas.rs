@@ -16,7 +16,6 @@ use cudarc::cublaslt::sys as lt;
 use half::{bf16, f16};
 
 use crate::library;
-use crate::library::is_present;
 use crate::{Buffer, CudaError, DevSlice, DevSliceMut, DeviceType, Gpu, StreamRef};
 
 /// Bytes of workspace of each library handle: what NVIDIA's documentation recommends for Hopper.
