@@ -59,8 +59,10 @@ __device__ __forceinline__ void rope(const ModelRopeParams& p) {
     const unsigned n_heads = p.heads + 2 * p.kv_heads;
     if (head >= n_heads) return;
     const bool is_q = head < p.heads, is_v = head >= p.heads + p.kv_heads;
-    const size_t width = static_cast<size_t>(n_heads) * p.head_dim;
-    const float* x = p.qkv + row * width + static_cast<size_t>(head) * p.head_dim;
+    const unsigned local = head - (is_q ? 0 : is_v ? p.heads + p.kv_heads : p.heads);
+    const float* from = is_q ? p.x_q : is_v ? p.x_v : p.x_k;
+    const size_t stride = is_q ? p.q_stride : is_v ? p.v_stride : p.k_stride;
+    const float* x = from + row * stride + static_cast<size_t>(local) * p.head_dim;
     const float* bias = p.bias ? p.bias + static_cast<size_t>(head) * p.head_dim : nullptr;
     const unsigned position = *p.position + row;
 
@@ -117,9 +119,8 @@ __device__ __forceinline__ void rope(const ModelRopeParams& p) {
         return;
     }
     if (position >= p.capacity) return;
-    const unsigned kv_head = head - p.heads - (is_v ? p.kv_heads : 0);
     C* cache = reinterpret_cast<C*>(is_v ? p.values : p.keys);
-    C* out = cache + (static_cast<size_t>(kv_head) * p.capacity + position) * p.head_stride;
+    C* out = cache + (static_cast<size_t>(local) * p.capacity + position) * p.head_stride;
 #pragma unroll
     for (int j = 0; j < kPairs; ++j) {
         const unsigned i = lane + 32 * j;
@@ -187,8 +188,8 @@ extern "C" __global__ void __launch_bounds__(128) model_rope_f32(const __grid_co
 extern "C" __global__ void __launch_bounds__(256) model_silu_mul(const __grid_constant__ ModelSiluParams p) {
     const unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= p.cols) return;
-    const float* row = p.gate_up + static_cast<size_t>(blockIdx.y) * 2 * p.cols;
-    float gate = row[i], up = row[p.cols + i];
+    float gate = p.gate[static_cast<size_t>(blockIdx.y) * p.gate_stride + i];
+    float up = p.up[static_cast<size_t>(blockIdx.y) * p.up_stride + i];
     if (p.bias) {
         gate += p.bias[i];
         up += p.bias[p.cols + i];

@@ -375,13 +375,17 @@ impl CodedTensor {
         &self.container
     }
 
-    /// A decoder that borrows the map. Cheap beside decoding: nothing is copied, and the checks are linear in rows and streams.
-    pub fn decoder(&self) -> Result<Decoder<'_>, ContainerError> {
-        let planes: Vec<Plane<'_>> = match &self.copied {
+    /// The planes, borrowed from the map where its alignment allows.
+    pub fn planes(&self) -> Vec<Plane<'_>> {
+        match &self.copied {
             Some(planes) => planes.iter().map(Plane::borrowed).collect(),
             None => self.container.slots_of_tensor(self.index).iter().map(|s| self.container.plane(s)).collect(),
-        };
-        Decoder::new(self.header(), &planes).map_err(|source| ContainerError::Coded {
+        }
+    }
+
+    /// A decoder that borrows the map. Cheap beside decoding: nothing is copied, and the checks are linear in rows and streams.
+    pub fn decoder(&self) -> Result<Decoder<'_>, ContainerError> {
+        Decoder::new(self.header(), &self.planes()).map_err(|source| ContainerError::Coded {
             path: self.container.path.clone(),
             tensor: self.name().to_owned(),
             source,

@@ -6,7 +6,6 @@ use crate::KvCache;
 use crate::error::RuntimeError;
 use crate::language_model::LanguageModel;
 use crate::sampler::Sampling;
-use crate::tensor::f32_slice;
 use crate::text::TextStream;
 
 /// Prompt tokens that go through the model at once; bounds the memory of activations.
@@ -224,16 +223,8 @@ fn next_logits(
     cache: &mut KvCache,
     receiver: &mut dyn Receiver,
 ) -> Result<Vec<f32>, RuntimeError> {
-    let mut rest = &tokens[cache.len()..];
-    let hidden = loop {
-        let (chunk, later) = rest.split_at(rest.len().min(PREFILL_CHUNK));
-        let hidden = model.forward_unless(chunk, cache, &mut || receiver.cancelled())?;
-        if later.is_empty() {
-            break hidden.narrow(0, chunk.len() - 1, 1)?;
-        }
-        rest = later;
-    };
-    let logits = f32_slice(&model.logits(&hidden)?)?.to_vec();
+    let rest = &tokens[cache.len()..];
+    let logits = model.next_logits(rest, cache, PREFILL_CHUNK, &mut || receiver.cancelled())?;
     if logits.iter().any(|v| !v.is_finite()) {
         return Err(model.diagnose(tokens, tokens.len() - 1));
     }

@@ -9,12 +9,37 @@ use crate::rope::RopeTable;
 #[derive(Debug, Clone)]
 pub struct KvCache {
     pub(crate) layers: Vec<LayerCache>,
+    /// Of a model on a device: the state there, `None` before the first pass.
+    #[cfg(feature = "gpu")]
+    pub(crate) device: DeviceState,
     tokens: Vec<u32>,
+}
+
+/// A state on a device, and how many positions of the cache it holds.
+///
+/// A clone holds none: the positions go through the model again when they are needed.
+#[cfg(feature = "gpu")]
+#[derive(Debug, Default)]
+pub(crate) struct DeviceState {
+    pub(crate) state: Option<Box<crate::gpu::State>>,
+    pub(crate) held: usize,
+}
+
+#[cfg(feature = "gpu")]
+impl Clone for DeviceState {
+    fn clone(&self) -> Self {
+        Self::default()
+    }
 }
 
 impl KvCache {
     pub(crate) fn new(n_layers: usize, kv_heads: usize, head_dim: usize) -> Self {
-        Self { layers: vec![LayerCache::new(kv_heads, head_dim); n_layers], tokens: Vec::new() }
+        Self {
+            layers: vec![LayerCache::new(kv_heads, head_dim); n_layers],
+            #[cfg(feature = "gpu")]
+            device: DeviceState::default(),
+            tokens: Vec::new(),
+        }
     }
 
     /// The tokens whose keys and values are held, by position.
@@ -36,6 +61,10 @@ impl KvCache {
     pub fn truncate(&mut self, len: usize) {
         self.tokens.truncate(len);
         self.layers.iter_mut().for_each(|layer| layer.truncate(len));
+        #[cfg(feature = "gpu")]
+        {
+            self.device.held = self.device.held.min(len);
+        }
     }
 
     /// Forgets every position from the first whose token differs from `tokens` on; returns how many are left.
@@ -47,9 +76,29 @@ impl KvCache {
         n
     }
 
-    /// Bytes allocated for keys and values.
+    /// Bytes allocated for keys and values, on the host and on a device.
     pub fn allocated_bytes(&self) -> usize {
-        self.layers.iter().map(|l| (l.keys.capacity() + l.values.capacity()) * size_of::<f32>()).sum()
+        #[cfg(feature = "gpu")]
+        let device = self.device.state.as_ref().map_or(0, |state| state.cache_bytes() as usize);
+        #[cfg(not(feature = "gpu"))]
+        let device = 0;
+        device + self.layers.iter().map(|l| (l.keys.capacity() + l.values.capacity()) * size_of::<f32>()).sum::<usize>()
+    }
+
+    /// Runs `pass` for everything that the device lacks: it gets all such tokens, of which `tokens` are the last, the positions
+    /// that the device holds, and its state. If it succeeds the cache takes the positions; otherwise it is as before.
+    #[cfg(feature = "gpu")]
+    pub(crate) fn on_device<R>(
+        &mut self,
+        tokens: &[u32],
+        pass: impl FnOnce(&[u32], usize, &mut Option<Box<crate::gpu::State>>) -> Result<R, crate::RuntimeError>,
+    ) -> Result<R, crate::RuntimeError> {
+        let held = self.device.held.min(self.tokens.len());
+        let lacking = [&self.tokens[held..], tokens].concat();
+        let result = pass(&lacking, held, &mut self.device.state)?;
+        self.tokens.extend_from_slice(tokens);
+        self.device.held = self.tokens.len();
+        Ok(result)
     }
 
     /// Makes the tokens those whose positions the layers hold, after all of them took those of `tokens`.

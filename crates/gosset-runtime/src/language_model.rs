@@ -12,6 +12,8 @@ use crate::error::RuntimeError;
 use crate::kv_cache::KvCache;
 use crate::models::Decoder;
 use crate::tensor::f32_slice;
+#[cfg(feature = "gpu")]
+use crate::tensor::tensor2;
 use crate::text::Tokenizer;
 use crate::weights::{ContainerWeights, SourceWeights, Weights, check, tie};
 
@@ -46,6 +48,8 @@ pub struct Resident {
     pub mapped_bytes: u64,
     /// Bytes of weights on the heap.
     pub heap_bytes: u64,
+    /// Bytes of weights in the memory of a device.
+    pub device_bytes: u64,
 }
 
 /// Side files by name.
@@ -57,11 +61,46 @@ type Blobs<'f, 'a> = dyn Fn(&str) -> Result<Option<&'a [u8]>, RuntimeError> + 'f
 #[derive(Debug)]
 pub struct LanguageModel {
     config: ModelConfig,
-    decoder: Decoder,
+    backend: Backend,
     tokenizer: Option<Tokenizer>,
     stop_ids: Vec<u32>,
     warnings: Vec<String>,
     mapped_bytes: u64,
+}
+
+/// Where the weights are, and who computes.
+#[derive(Debug)]
+enum Backend {
+    Cpu(Decoder),
+    #[cfg(feature = "gpu")]
+    Gpu(Box<crate::gpu::GpuDecoder>),
+}
+
+impl Backend {
+    fn load(config: &ModelConfig, weights: &dyn Weights, tied: bool, device: &Device) -> Result<Self, RuntimeError> {
+        match device {
+            Device::Cpu => Ok(Backend::Cpu(Decoder::load(config, weights, tied)?)),
+            #[cfg(feature = "gpu")]
+            Device::Gpu(device) => {
+                Ok(Backend::Gpu(Box::new(crate::gpu::GpuDecoder::load(config, weights, tied, device)?)))
+            }
+        }
+    }
+
+    /// Hidden states from an empty cache that nobody keeps.
+    fn forward_once(
+        &self,
+        tokens: &[u32],
+        watch: &mut dyn FnMut(&str, &[f32]) -> Result<(), RuntimeError>,
+    ) -> Result<(), RuntimeError> {
+        match self {
+            Backend::Cpu(decoder) => {
+                decoder.forward_once(tokens, &mut |name, x| watch(name, &f32_slice(x)?)).map(|_| ())
+            }
+            #[cfg(feature = "gpu")]
+            Backend::Gpu(decoder) => decoder.forward_once(tokens, watch).map(|_| ()),
+        }
+    }
 }
 
 impl LanguageModel {
@@ -75,7 +114,7 @@ impl LanguageModel {
             part: "config.json".to_owned(),
             detail: format!("not found with {}; it is needed to run the model", source.info().name),
         };
-        Self::load(&SourceWeights::new(source), &blob, missing, options.tie, 0)
+        Self::load(&SourceWeights::new(source), &blob, missing, (options.tie, &options.device), 0)
     }
 
     /// Opens the model in a container; its weights stay in the file's map as they are stored.
@@ -91,14 +130,14 @@ impl LanguageModel {
         let tie = options.tie.or_else(|| container.manifest().recipe.get("options")?.get("tie")?.as_bool());
         let blob = |name: &str| container.blob(name).map_err(RuntimeError::from);
         let weights = ContainerWeights::new(Arc::clone(&container));
-        Self::load(&weights, &blob, || missing("config.json was left out"), tie, container.file_bytes())
+        Self::load(&weights, &blob, || missing("config.json was left out"), (tie, &options.device), container.file_bytes())
     }
 
     fn load<'a>(
         weights: &dyn Weights,
         blob: &Blobs<'_, 'a>,
         missing_config: impl FnOnce() -> RuntimeError,
-        force_tie: Option<bool>,
+        (force_tie, device): (Option<bool>, &Device),
         mapped_bytes: u64,
     ) -> Result<Self, RuntimeError> {
         let json = parse_config(blob("config.json")?.ok_or_else(missing_config)?)?;
@@ -112,8 +151,14 @@ impl LanguageModel {
         }
         stop_ids.sort_unstable();
         stop_ids.dedup();
-        let decoder = Decoder::load(&config, weights, tied)?;
-        Ok(Self { decoder, tokenizer, stop_ids, warnings: warning.into_iter().collect(), mapped_bytes, config })
+        let backend = Backend::load(&config, weights, tied, device)?;
+        let mut warnings: Vec<String> = warning.into_iter().collect();
+        #[cfg(feature = "gpu")]
+        if let Backend::Gpu(decoder) = &backend {
+            warnings.extend_from_slice(decoder.notes());
+        }
+        warnings.shrink_to_fit();
+        Ok(Self { backend, tokenizer, stop_ids, warnings, mapped_bytes, config })
     }
 
     /// The hyperparameters.
@@ -156,12 +201,21 @@ impl LanguageModel {
 
     /// Memory held by the weights.
     pub fn resident(&self) -> Resident {
-        Resident { mapped_bytes: self.mapped_bytes, heap_bytes: self.decoder.heap_bytes() as u64 }
+        let (heap_bytes, device_bytes) = match &self.backend {
+            Backend::Cpu(decoder) => (decoder.heap_bytes() as u64, 0),
+            #[cfg(feature = "gpu")]
+            Backend::Gpu(decoder) => (0, decoder.device_bytes()),
+        };
+        Resident { mapped_bytes: self.mapped_bytes, heap_bytes, device_bytes }
     }
 
     /// A cache without positions.
     pub fn new_cache(&self) -> KvCache {
-        self.decoder.new_cache()
+        match &self.backend {
+            Backend::Cpu(decoder) => decoder.new_cache(),
+            #[cfg(feature = "gpu")]
+            Backend::Gpu(_) => KvCache::new(0, 1, 1),
+        }
     }
 
     /// Hidden states of `tokens` after the final norm, `[tokens.len(), hidden_size]`, as a continuation of `cache`.
@@ -170,23 +224,64 @@ impl LanguageModel {
     /// as before.
     pub fn forward(&self, tokens: &[u32], cache: &mut KvCache) -> Result<Tensor, RuntimeError> {
         self.check_tokens(tokens, cache.len())?;
-        self.decoder.forward(tokens, cache, &mut |_, _| Ok(()))
+        match &self.backend {
+            Backend::Cpu(decoder) => decoder.forward(tokens, cache, &mut |_, _| Ok(())),
+            #[cfg(feature = "gpu")]
+            Backend::Gpu(decoder) => {
+                let hidden = cache.on_device(tokens, |all, held, state| {
+                    decoder.forward(all, held, state).map(|hidden| {
+                        // What was held before and went through again is not asked for.
+                        hidden[hidden.len() - tokens.len() * self.config.hidden_size..].to_vec()
+                    })
+                })?;
+                tensor2(hidden, tokens.len(), self.config.hidden_size)
+            }
+        }
     }
 
-    /// [`forward`](Self::forward) that asks before every layer whether to go on, and fails with [`RuntimeError::Cancelled`] if not.
-    pub(crate) fn forward_unless(
+    /// Logits after the last of `tokens`, all of which go through the model as a continuation of `cache`, in chunks of `chunk`
+    /// where memory is the processor's.
+    ///
+    /// Asks within the work whether to go on, and fails with [`RuntimeError::Cancelled`] if not.
+    pub(crate) fn next_logits(
         &self,
         tokens: &[u32],
         cache: &mut KvCache,
+        chunk: usize,
         cancelled: &mut dyn FnMut() -> bool,
-    ) -> Result<Tensor, RuntimeError> {
+    ) -> Result<Vec<f32>, RuntimeError> {
         self.check_tokens(tokens, cache.len())?;
-        self.decoder.forward(tokens, cache, &mut |_, _| if cancelled() { Err(RuntimeError::Cancelled) } else { Ok(()) })
+        match &self.backend {
+            Backend::Cpu(decoder) => {
+                let mut watch =
+                    |_: &str, _: &Tensor| if cancelled() { Err(RuntimeError::Cancelled) } else { Ok(()) };
+                let mut last = None;
+                for chunk in tokens.chunks(chunk) {
+                    let hidden = decoder.forward(chunk, cache, &mut watch)?;
+                    last = Some(hidden.narrow(0, chunk.len() - 1, 1)?);
+                }
+                match last {
+                    Some(last) => Ok(f32_slice(&decoder.logits(&last)?)?.to_vec()),
+                    None => unreachable!("there is at least one token"),
+                }
+            }
+            #[cfg(feature = "gpu")]
+            Backend::Gpu(decoder) => {
+                cache.on_device(tokens, |all, held, state| decoder.next_logits(all, held, state, cancelled))
+            }
+        }
     }
 
     /// Logits of hidden states: `[n, hidden_size]` to `[n, vocab_size]`.
     pub fn logits(&self, hidden: &Tensor) -> Result<Tensor, RuntimeError> {
-        self.decoder.logits(hidden)
+        match &self.backend {
+            Backend::Cpu(decoder) => decoder.logits(hidden),
+            #[cfg(feature = "gpu")]
+            Backend::Gpu(decoder) => {
+                let n = hidden.dims2()?.0;
+                tensor2(decoder.logits(&f32_slice(&hidden.contiguous()?)?)?, n, self.config.vocab_size)
+            }
+        }
     }
 
     /// Hands `sink` the logits of each position of `positions` in turn; those of position `p` predict token `p + 1`.
@@ -205,31 +300,40 @@ impl LanguageModel {
     ) -> Result<(), RuntimeError> {
         assert!(positions.end <= tokens.len(), "positions {positions:?} of {} tokens", tokens.len());
         self.check_tokens(&tokens[..positions.end], 0)?;
-        let hidden = self.decoder.forward_once(&tokens[..positions.end], &mut |_, _| Ok(()))?;
-        for start in positions.clone().step_by(LOGIT_SLICE) {
-            let n = LOGIT_SLICE.min(positions.end - start);
-            let logits = self.logits(&hidden.narrow(0, start, n)?)?;
-            let logits = f32_slice(&logits)?;
-            if let Some(bad) = first_bad_row(&logits, self.config.vocab_size) {
-                return Err(self.diagnose(&tokens[..positions.end], start + bad));
+        let tokens = &tokens[..positions.end];
+        let mut hand_out = |start: usize, logits: &[f32]| {
+            if let Some(bad) = first_bad_row(logits, self.config.vocab_size) {
+                return Err(self.diagnose(tokens, start + bad));
             }
             for (i, row) in logits.chunks_exact(self.config.vocab_size).enumerate() {
                 sink(start + i, row);
             }
+            Ok(())
+        };
+        match &self.backend {
+            Backend::Cpu(decoder) => {
+                let hidden = decoder.forward_once(tokens, &mut |_, _| Ok(()))?;
+                for start in positions.clone().step_by(LOGIT_SLICE) {
+                    let n = LOGIT_SLICE.min(positions.end - start);
+                    hand_out(start, &f32_slice(&decoder.logits(&hidden.narrow(0, start, n)?)?)?)?;
+                }
+                Ok(())
+            }
+            #[cfg(feature = "gpu")]
+            Backend::Gpu(decoder) => decoder.score(tokens, positions, &mut hand_out),
         }
-        Ok(())
     }
 
     /// The error for a non-finite logit at `position`: runs the tokens again and names the first layer that shows one.
     pub(crate) fn diagnose(&self, tokens: &[u32], position: usize) -> RuntimeError {
         let width = self.config.hidden_size;
-        let watch = &mut |layer: &str, x: &Tensor| match first_bad_row(&f32_slice(x)?, width) {
+        let watch = &mut |layer: &str, x: &[f32]| match first_bad_row(x, width) {
             Some(position) => Err(RuntimeError::NonFinite { layer: layer.to_owned(), position }),
             None => Ok(()),
         };
-        match self.decoder.forward_once(tokens, watch) {
+        match self.backend.forward_once(tokens, watch) {
             Err(error) => error,
-            Ok(_) => RuntimeError::NonFinite { layer: "lm_head".to_owned(), position },
+            Ok(()) => RuntimeError::NonFinite { layer: "lm_head".to_owned(), position },
         }
     }
 

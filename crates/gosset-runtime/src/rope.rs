@@ -53,6 +53,12 @@ impl RopeFrequencies {
         Self { inv_freq }
     }
 
+    /// Turns per position of each pair, which a device reduces to the last one before it takes sines.
+    #[cfg(feature = "gpu")]
+    pub(crate) fn turns(&self) -> Vec<f64> {
+        self.inv_freq.iter().map(|f| f / std::f64::consts::TAU).collect()
+    }
+
     /// Cosines and sines of a run of positions; angles are reduced in f64.
     pub(crate) fn table(&self, positions: Range<usize>) -> RopeTable {
         let angles = positions.clone().flat_map(|p| self.inv_freq.iter().map(move |f| p as f64 * f));

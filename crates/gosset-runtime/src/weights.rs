@@ -28,9 +28,26 @@ pub(crate) trait Weights {
     /// A two-dimensional tensor as a layer.
     fn linear(&self, name: &str, bias: Option<Vec<f32>>) -> Result<Linear, RuntimeError>;
 
+    /// A two-dimensional tensor as it is stored.
+    #[cfg(feature = "gpu")]
+    fn stored(&self, name: &str) -> Result<Stored<'_>, RuntimeError>;
+
     /// Whether two tensors hold the same bytes.
     fn equal(&self, a: &str, b: &str) -> Result<bool, RuntimeError>;
 }
+
+/// A two-dimensional tensor, not read yet.
+#[cfg(feature = "gpu")]
+pub(crate) enum Stored<'a> {
+    /// Coded in a container.
+    Coded(gosset_container::CodedTensor),
+    /// Numbers of type `dtype`, read as f32 by rows.
+    Rows { dtype: String, rows: usize, cols: usize, read: Box<ReadRows<'a>> },
+}
+
+/// Writes a range of rows.
+#[cfg(feature = "gpu")]
+pub(crate) type ReadRows<'a> = dyn Fn(std::ops::Range<usize>, &mut [f32]) -> Result<(), RuntimeError> + Sync + 'a;
 
 /// Checks names and shapes of everything the model needs, reading no weights.
 ///
@@ -119,6 +136,16 @@ impl Weights for SourceWeights<'_> {
         Ok(Linear::Dense { weight: tensor2(self.vector(name)?, rows, cols)?, bias })
     }
 
+    #[cfg(feature = "gpu")]
+    fn stored(&self, name: &str) -> Result<Stored<'_>, RuntimeError> {
+        let i = self.find(name)?;
+        let info = &self.source.tensors()[i];
+        let (rows, cols) = info.rows_cols();
+        let source = self.source;
+        let read = move |range, out: &mut [f32]| Ok(source.read_rows(i, range, out)?);
+        Ok(Stored::Rows { dtype: info.dtype.clone(), rows, cols, read: Box::new(read) })
+    }
+
     fn equal(&self, a: &str, b: &str) -> Result<bool, RuntimeError> {
         Ok(self.source.raw_bytes(self.find(a)?)? == self.source.raw_bytes(self.find(b)?)?)
     }
@@ -172,6 +199,19 @@ impl Weights for ContainerWeights {
             return Err(RuntimeError::MissingTensor { name: name.to_owned(), expected: Vec::new() });
         };
         Ok(Linear::Blocks { weight: StoredRows::new(Arc::clone(&self.container), name, rows, cols), bias })
+    }
+
+    #[cfg(feature = "gpu")]
+    fn stored(&self, name: &str) -> Result<Stored<'_>, RuntimeError> {
+        if self.is_coded(name) {
+            return Ok(Stored::Coded(self.container.coded(name)?));
+        }
+        let &[rows, cols] = self.shape(name).unwrap_or_default() else {
+            return Err(RuntimeError::MissingTensor { name: name.to_owned(), expected: Vec::new() });
+        };
+        let raw = self.container.raw(name)?;
+        let read = move |range, out: &mut [f32]| dequantize_rows(raw.dtype, raw.bytes, cols, range, out);
+        Ok(Stored::Rows { dtype: raw.dtype.to_owned(), rows, cols, read: Box::new(read) })
     }
 
     fn equal(&self, a: &str, b: &str) -> Result<bool, RuntimeError> {

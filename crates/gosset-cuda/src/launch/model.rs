@@ -255,6 +255,45 @@ pub fn embed<T: DenseElement>(
     unsafe { launch(gpu, stream, (Module::ModelOps, T::MODULE.embed), (grid, 256, 0), &params) }
 }
 
+/// Rows of activations that may lie further apart than they are wide.
+#[derive(Debug, Clone, Copy)]
+pub struct Rows<'a> {
+    /// All rows; the last one may end early.
+    pub values: DevSlice<'a, f32>,
+    /// Elements from one row to the next.
+    pub stride: usize,
+}
+
+impl<'a> Rows<'a> {
+    /// Three (or any number of) neighbouring parts of rows of `[n, sum of widths]`.
+    ///
+    /// # Errors
+    /// [`CudaError::Shape`] if `values` is shorter.
+    pub fn parts<const N: usize>(
+        values: DevSlice<'a, f32>,
+        n: usize,
+        widths: [usize; N],
+    ) -> Result<[Rows<'a>; N], CudaError> {
+        let stride = widths.iter().sum::<usize>();
+        expect("rows of activations", values.len(), n.checked_mul(stride))?;
+        let mut parts = [Rows { values, stride }; N];
+        let mut at = 0;
+        for (part, width) in parts.iter_mut().zip(widths) {
+            part.values = values.slice(at.min(values.len())..values.len())?;
+            at += width;
+        }
+        Ok(parts)
+    }
+
+    fn check(&self, what: &'static str, n: usize, cols: usize) -> Result<u32, CudaError> {
+        let needed = n.checked_sub(1).map_or(Some(0), |n| n.checked_mul(self.stride)?.checked_add(cols));
+        if self.stride < cols || needed.is_none_or(|needed| self.values.len() < needed) {
+            return Err(CudaError::shape(what, format!("{n} rows of {cols}"), self.values.len()));
+        }
+        to_u32("distance of rows", self.stride)
+    }
+}
+
 /// What a normalization adds to the residual stream first.
 #[derive(Debug, Clone, Copy)]
 pub struct Delta<'a> {
@@ -322,7 +361,7 @@ pub struct Rope<'a> {
 
 /// Rotates queries and keys, and puts keys and values into the cache.
 ///
-/// `qkv` is `[n, heads + 2 kv_heads, head_dim]`. `q` gets the rotated queries times `1 / sqrt(head_dim)`, `[n, heads, head_dim]`.
+/// `x` are queries, keys and values: `[n, heads, head_dim]` and twice `[n, kv_heads, head_dim]`. `q` gets the rotated queries times `1 / sqrt(head_dim)`, `[n, heads, head_dim]`.
 /// `keys` and `values` are one layer's, [`AttentionShape::cache_len`] each; positions beyond the capacity are not written.
 ///
 /// # Errors
@@ -333,16 +372,20 @@ pub fn rope_append<C: CacheElement>(
     stream: StreamRef<'_>,
     shape: &AttentionShape,
     rope: &Rope<'_>,
-    qkv: DevSlice<'_, f32>,
+    x: [Rows<'_>; 3],
     q: DevSliceMut<'_, f32>,
     keys: DevSliceMut<'_, C>,
     values: DevSliceMut<'_, C>,
 ) -> Result<(), CudaError> {
     shape.check()?;
     let AttentionShape { heads, kv_heads, head_dim, capacity } = *shape;
-    let n = qkv.len() / shape.qkv_len();
-    expect("qkv", qkv.len(), Some(n * shape.qkv_len()))?;
-    expect("q", q.len(), Some(n * heads * head_dim))?;
+    let n = q.len() / (heads * head_dim);
+    expect("rotated queries", q.len(), Some(n * heads * head_dim))?;
+    let strides = [
+        x[0].check("queries", n, heads * head_dim)?,
+        x[1].check("keys", n, kv_heads * head_dim)?,
+        x[2].check("values", n, kv_heads * head_dim)?,
+    ];
     expect("keys", keys.len(), Some(shape.cache_len()))?;
     expect("values", values.len(), Some(shape.cache_len()))?;
     expect("turns of a rotation", rope.turns.len(), Some(head_dim / 2))?;
@@ -352,7 +395,9 @@ pub fn rope_append<C: CacheElement>(
     }
     rope.bias.map_or(Ok(()), |bias| expect("bias of qkv", bias.len(), Some(shape.qkv_len())))?;
     let params = ModelRopeParams {
-        qkv: qkv.ptr(),
+        x_q: x[0].values.ptr(),
+        x_k: x[1].values.ptr(),
+        x_v: x[2].values.ptr(),
         bias: ptr(rope.bias),
         q_norm: ptr(rope.q_norm),
         k_norm: ptr(rope.k_norm),
@@ -361,6 +406,9 @@ pub fn rope_append<C: CacheElement>(
         q: q.ptr(),
         keys: keys.ptr(),
         values: values.ptr(),
+        q_stride: strides[0],
+        k_stride: strides[1],
+        v_stride: strides[2],
         heads: heads as u32,
         kv_heads: kv_heads as u32,
         head_dim: head_dim as u32,
@@ -450,14 +498,14 @@ pub fn attend<C: CacheElement>(
     unsafe { launch(gpu, stream, (C::MODULE.module, entry), (grid, block, shared), &params) }
 }
 
-/// `out = silu(gate + bias) * (up + bias)`: `gate_up` is `[n, 2, cols]`, `out` `[n, cols]`, `bias` `[2, cols]`.
+/// `out = silu(gate + bias) * (up + bias)`: `gate`, `up` and `out` are `[n, cols]`, `bias` `[2, cols]`.
 ///
 /// # Errors
 /// [`CudaError::Shape`], and what a launch can fail with.
 pub fn silu_mul(
     gpu: &Gpu,
     stream: StreamRef<'_>,
-    gate_up: DevSlice<'_, f32>,
+    [gate, up]: [Rows<'_>; 2],
     bias: Option<DevSlice<'_, f32>>,
     cols: usize,
     out: DevSliceMut<'_, f32>,
@@ -465,11 +513,18 @@ pub fn silu_mul(
     if cols == 0 || !out.len().is_multiple_of(cols) {
         return Err(CudaError::shape("result of a gate", format!("rows of {cols}"), out.len()));
     }
-    expect("gate and up", gate_up.len(), out.len().checked_mul(2))?;
+    let n = out.len() / cols;
     bias.map_or(Ok(()), |bias| expect("bias of gate and up", bias.len(), cols.checked_mul(2)))?;
-    let params =
-        ModelSiluParams { gate_up: gate_up.ptr(), bias: ptr(bias), out: out.ptr(), cols: to_u32("columns", cols)? };
-    for_rows(out.len() / cols, |_, n| {
+    let params = ModelSiluParams {
+        gate: gate.values.ptr(),
+        up: up.values.ptr(),
+        bias: ptr(bias),
+        out: out.ptr(),
+        gate_stride: gate.check("gate", n, cols)?,
+        up_stride: up.check("up", n, cols)?,
+        cols: to_u32("columns", cols)?,
+    };
+    for_rows(n, |_, n| {
         let grid = [params.cols.div_ceil(256), n, 1];
         // SAFETY: the lengths were checked.
         unsafe { launch(gpu, stream, (Module::ModelOps, "model_silu_mul"), (grid, 256, 0), &params) }

@@ -1,7 +1,7 @@
 //! The small operations of a decoder against their definitions in f64.
 
 use gosset_cuda::launch::model::{
-    Argmax, AttentionScratch, AttentionShape, CacheElement, Delta, DenseElement, Rope, attend, copy_cache, dense, embed, read,
+    Argmax, AttentionScratch, AttentionShape, CacheElement, Delta, DenseElement, Rope, Rows, attend, copy_cache, dense, embed, read,
     rmsnorm, rope_append, silu_mul,
 };
 use gosset_cuda::{Buffer, DevSliceMut, DeviceType, Gpu, Stream};
@@ -169,8 +169,9 @@ fn rope_case<C: CacheElement>(gpu: &Gpu, to_f32: fn(C) -> f32, rounding: f64) {
             let (dqkv, mut q) = (gpu.upload(&qkv).unwrap(), poisoned(gpu, n * heads * head_dim));
             let mut keys = gpu.alloc::<C>(shape.cache_len()).unwrap();
             let mut values = gpu.alloc::<C>(shape.cache_len()).unwrap();
-            rope_append(gpu, stream.as_ref(), &shape, &rope, dqkv.as_slice(), q.as_mut(), keys.as_mut(), values.as_mut())
-                .unwrap();
+            let widths = [heads * head_dim, kv_heads * head_dim, kv_heads * head_dim];
+            let x = Rows::parts(dqkv.as_slice(), n, widths).unwrap();
+            rope_append(gpu, stream.as_ref(), &shape, &rope, x, q.as_mut(), keys.as_mut(), values.as_mut()).unwrap();
             let [eq, ek, ev] =
                 rope_reference(&shape, start, interleaved, [&qkv, &bias, &q_norm, &k_norm], &turns, f64::from(1e-6f32));
             let what = format!("{heads}/{kv_heads} x {head_dim} at {start}, {options}");
@@ -294,7 +295,8 @@ fn model_gate_is_silu_times_up() {
             let x: Vec<f32> = numbers(2 * n * cols, 1).iter().map(|v| v * 20.0).collect();
             let bias = numbers(2 * cols, 2);
             let (dx, db, mut out) = (gpu.upload(&x).unwrap(), gpu.upload(&bias).unwrap(), poisoned(&gpu, n * cols));
-            silu_mul(&gpu, stream.as_ref(), dx.as_slice(), with.then(|| db.as_slice()), cols, out.as_mut()).unwrap();
+            let parts = Rows::parts(dx.as_slice(), n, [cols, cols]).unwrap();
+            silu_mul(&gpu, stream.as_ref(), parts, with.then(|| db.as_slice()), cols, out.as_mut()).unwrap();
             let expected: Vec<f64> = (0..n * cols)
                 .map(|i| {
                     let (row, c) = (i / cols, i % cols);
@@ -404,7 +406,11 @@ fn model_wrong_shapes_are_refused() {
     };
     let error = dense(&gpu, stream.as_ref(), x.as_slice(), (2, 5), x.as_slice(), 2, nothing()).unwrap_err();
     assert_eq!(error.to_string(), "y of a dense product: expected 4 elements, found 0");
-    assert!(silu_mul(&gpu, stream.as_ref(), x.as_slice(), None, 3, nothing()).is_err());
+    let row = Rows { values: x.as_slice(), stride: 10 };
+    let mut out = gpu.alloc::<f32>(12).unwrap();
+    assert!(silu_mul(&gpu, stream.as_ref(), [row, row], None, 6, out.as_mut()).is_err(), "two rows are not there");
+    assert!(silu_mul(&gpu, stream.as_ref(), [row, row], None, 12, out.as_mut()).is_err(), "rows are shorter");
+    assert!(Rows::parts(x.as_slice(), 2, [3, 3]).is_err());
     for (heads, kv_heads, head_dim, capacity) in [(3, 2, 4, 1), (2, 1, 5, 1), (2, 1, 258, 1), (2, 1, 4, 0), (0, 0, 4, 1)] {
         let shape = AttentionShape { heads, kv_heads, head_dim, capacity };
         assert!(AttentionScratch::new(&gpu, &shape).is_err(), "{shape:?}");

@@ -15,10 +15,17 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod decoder;
+mod linear;
+mod state;
+
 pub use gosset_cuda::{CudaError, Gpu, GpuInfo, OpenOptions, device_names};
 
 use crate::error::RuntimeError;
 use crate::language_model::Device;
+
+pub(crate) use decoder::GpuDecoder;
+pub(crate) use state::State;
 
 /// Type of keys and values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -54,11 +61,14 @@ pub struct GpuOptions {
     pub dense: DenseType,
     /// Whether a step is captured as a CUDA graph.
     pub graph: bool,
+    /// Makes capturing fail, for tests of what happens then.
+    #[doc(hidden)]
+    pub break_capture: bool,
 }
 
 impl Default for GpuOptions {
     fn default() -> Self {
-        Self { context: None, cache: CacheType::F16, dense: DenseType::Source, graph: true }
+        Self { context: None, cache: CacheType::F16, dense: DenseType::Source, graph: true, break_capture: false }
     }
 }
 

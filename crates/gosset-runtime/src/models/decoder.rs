@@ -22,7 +22,8 @@ pub(crate) const EMBEDDING: &str = "model.embed_tokens.weight";
 /// Name of the output head.
 pub(crate) const HEAD: &str = "lm_head.weight";
 
-const FINAL_NORM: &str = "model.norm.weight";
+/// Name of the weight of the last norm.
+pub(crate) const FINAL_NORM: &str = "model.norm.weight";
 
 /// A tensor that a configuration asks for.
 pub(crate) struct ExpectedTensor {

@@ -6,6 +6,8 @@ mod qwen2;
 mod qwen3;
 
 pub(crate) use decoder::{Decoder, EMBEDDING, HEAD, expected_tensors};
+#[cfg(feature = "gpu")]
+pub(crate) use decoder::FINAL_NORM;
 
 /// What tells one architecture from another.
 #[derive(Debug, PartialEq, Eq)]

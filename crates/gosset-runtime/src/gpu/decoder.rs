@@ -1,0 +1,581 @@
+//! The decoder on a device: the same model as on the processor, weights and state in device memory.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use gosset_cuda::launch::model::{AttentionShape, Delta, Rope, attend, embed, read, rmsnorm, rope_append, silu_mul};
+use gosset_cuda::{Buffer, CudaError, DevSlice, Gpu, Graph, StreamRef};
+
+use super::linear::{DenseWeights, DeviceLinear, LoadNotes, Stack};
+use super::state::{Cache, State, Step, Widths, range};
+use super::{CacheType, GpuDevice, GpuOptions};
+use crate::config::ModelConfig;
+use crate::error::RuntimeError;
+use crate::linear::Linear;
+use crate::models::{EMBEDDING, FINAL_NORM, HEAD};
+use crate::rope::RopeFrequencies;
+use crate::tensor::f32_slice;
+use crate::weights::{Stored, Weights};
+
+/// Positions that a cache has room for from the start, unless an option says otherwise.
+const DEFAULT_CONTEXT: usize = 4096;
+
+/// Plain steps before one is captured: the first loads the modules.
+const WARM_STEPS: u32 = 2;
+
+/// A model on a device. Immutable, so that threads share it; what changes is in a [`State`].
+#[derive(Debug)]
+pub(crate) struct GpuDecoder {
+    gpu: Gpu,
+    options: GpuOptions,
+    embedding: Table,
+    layers: Vec<Layer>,
+    norm: Buffer<f32>,
+    /// `None`: the embedding's matrix.
+    head: Option<Stack>,
+    /// Turns per position of each pair.
+    turns: Buffer<f64>,
+    shape: AttentionShape,
+    widths: Widths,
+    max_positions: usize,
+    eps: f32,
+    /// States for passes that nobody keeps.
+    idle: Mutex<Vec<State>>,
+    notes: Vec<String>,
+}
+
+/// The embedding table.
+#[derive(Debug)]
+enum Table {
+    /// On the device, where rows are copied from.
+    Device(Stack),
+    /// Rows are decoded on the processor; the matrix is on the device only as the head.
+    Host { rows: Arc<Linear>, head: Option<Stack> },
+}
+
+#[derive(Debug)]
+struct Layer {
+    name: String,
+    input_norm: Buffer<f32>,
+    qkv: Stack,
+    qkv_bias: Option<Buffer<f32>>,
+    q_norm: Option<Buffer<f32>>,
+    k_norm: Option<Buffer<f32>>,
+    o: Stack,
+    o_bias: Option<Buffer<f32>>,
+    post_attention_norm: Buffer<f32>,
+    gate_up: Stack,
+    gate_up_bias: Option<Buffer<f32>>,
+    down: Stack,
+    down_bias: Option<Buffer<f32>>,
+}
+
+/// Sees the residual stream after the embedding and after every layer, `[n, hidden]`; its error ends the pass.
+pub(crate) type Watch<'a> = dyn FnMut(&str, &[f32]) -> Result<(), RuntimeError> + 'a;
+
+impl GpuDecoder {
+    /// Loads every tensor; names and shapes were checked before.
+    pub(crate) fn load(
+        config: &ModelConfig,
+        weights: &dyn Weights,
+        tied: bool,
+        device: &GpuDevice,
+    ) -> Result<Self, RuntimeError> {
+        let GpuDevice { gpu, options } = device;
+        let context = options.context.unwrap_or(DEFAULT_CONTEXT.min(config.max_positions)).max(1);
+        let shape = AttentionShape {
+            heads: config.n_heads,
+            kv_heads: config.n_kv_heads,
+            head_dim: config.head_dim,
+            capacity: context,
+        };
+        let widths = Widths { hidden: config.hidden_size, ffn: config.intermediate_size, vocab: config.vocab_size };
+        check_memory(config, weights, tied, device, &shape, &widths)?;
+
+        let mut notes = LoadNotes::default();
+        let vector = |name: &str| Ok::<_, RuntimeError>(gpu.upload(&weights.vector(name)?)?);
+        let optional = |name: String| weights.shape(&name).map(|_| vector(&name)).transpose();
+        let mut stack = |names: &[String]| Stack::load(gpu, weights, names, options.dense, &mut notes);
+        let embedding = match weights.stored(EMBEDDING)? {
+            Stored::Coded(_) => {
+                let rows = Arc::new(weights.linear(EMBEDDING, None)?);
+                let head = tied.then(|| stack(&[EMBEDDING.to_owned()])).transpose()?;
+                Table::Host { rows, head }
+            }
+            Stored::Rows { .. } => Table::Device(stack(&[EMBEDDING.to_owned()])?),
+        };
+        let head = if tied { None } else { Some(stack(&[HEAD.to_owned()])?) };
+        let mut layers = Vec::with_capacity(config.n_layers);
+        for i in 0..config.n_layers {
+            let name = format!("model.layers.{i}");
+            let part = |part: &str| format!("{name}.{part}.weight");
+            let bias = |parts: &[(&str, usize)]| -> Result<Option<Buffer<f32>>, RuntimeError> {
+                let names = parts.iter().map(|(part, width)| (format!("{name}.{part}.bias"), *width));
+                let names: Vec<_> = names.collect();
+                if names.iter().all(|(name, _)| weights.shape(name).is_none()) {
+                    return Ok(None);
+                }
+                let mut all = Vec::new();
+                for (name, width) in &names {
+                    match weights.shape(name) {
+                        Some(_) => all.extend(weights.vector(name)?),
+                        None => all.resize(all.len() + width, 0.0),
+                    }
+                }
+                Ok(Some(gpu.upload(&all)?))
+            };
+            let (q, kv, ffn, hidden) = (config.q_dim(), config.kv_dim(), widths.ffn, widths.hidden);
+            layers.push(Layer {
+                input_norm: vector(&part("input_layernorm"))?,
+                qkv: stack(&["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"].map(part))?,
+                qkv_bias: bias(&[("self_attn.q_proj", q), ("self_attn.k_proj", kv), ("self_attn.v_proj", kv)])?,
+                q_norm: optional(part("self_attn.q_norm"))?,
+                k_norm: optional(part("self_attn.k_norm"))?,
+                o: stack(&[part("self_attn.o_proj")])?,
+                o_bias: bias(&[("self_attn.o_proj", hidden)])?,
+                post_attention_norm: vector(&part("post_attention_layernorm"))?,
+                gate_up: stack(&["mlp.gate_proj", "mlp.up_proj"].map(part))?,
+                gate_up_bias: bias(&[("mlp.gate_proj", ffn), ("mlp.up_proj", ffn)])?,
+                down: stack(&[part("mlp.down_proj")])?,
+                down_bias: bias(&[("mlp.down_proj", hidden)])?,
+                name,
+            });
+        }
+        let turns = RopeFrequencies::new(config.head_dim, config.rope_theta, &config.rope_scaling).turns();
+        Ok(Self {
+            gpu: gpu.clone(),
+            options: options.clone(),
+            embedding,
+            layers,
+            norm: vector(FINAL_NORM)?,
+            head,
+            turns: gpu.upload(&turns)?,
+            shape,
+            widths,
+            max_positions: config.max_positions,
+            eps: config.rms_norm_eps as f32,
+            idle: Mutex::new(Vec::new()),
+            notes: notes.lines(),
+        })
+    }
+
+    /// What a user should know about how the model is held.
+    pub(crate) fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
+    /// Bytes of weights on the device.
+    pub(crate) fn device_bytes(&self) -> u64 {
+        let vector = |b: &Buffer<f32>| b.bytes() as u64;
+        let option = |b: &Option<Buffer<f32>>| b.as_ref().map_or(0, vector);
+        let layer = |l: &Layer| {
+            let stacks: u64 = [&l.qkv, &l.o, &l.gate_up, &l.down].iter().map(|s| s.device_bytes()).sum();
+            let norms = vector(&l.input_norm) + vector(&l.post_attention_norm) + option(&l.q_norm) + option(&l.k_norm);
+            let biases = [&l.qkv_bias, &l.o_bias, &l.gate_up_bias, &l.down_bias];
+            stacks + norms + biases.iter().map(|b| option(b)).sum::<u64>()
+        };
+        let table = match &self.embedding {
+            Table::Device(stack) => stack.device_bytes(),
+            Table::Host { head, .. } => head.as_ref().map_or(0, Stack::device_bytes),
+        };
+        let head = self.head.as_ref().map_or(0, Stack::device_bytes);
+        table + head + vector(&self.norm) + self.layers.iter().map(layer).sum::<u64>()
+    }
+
+    fn head(&self) -> &Stack {
+        match (&self.head, &self.embedding) {
+            (Some(head), _) | (None, Table::Device(head) | Table::Host { head: Some(head), .. }) => head,
+            (None, Table::Host { head: None, .. }) => unreachable!("a model without head is tied, and has its matrix"),
+        }
+    }
+
+    fn new_state(&self, capacity: usize) -> Result<State, RuntimeError> {
+        let shape = AttentionShape { capacity, ..self.shape };
+        State::new(&self.gpu, shape, self.widths, self.layers.len(), self.options.cache)
+    }
+
+    /// Rows that go through the model at once.
+    fn chunk(&self) -> usize {
+        self.widths.chunk(&self.shape)
+    }
+
+    /// Runs `use_state` with a state that holds no positions, and keeps the state for the next time.
+    fn with_idle<R>(
+        &self,
+        positions: usize,
+        use_state: impl FnOnce(&mut State) -> Result<R, RuntimeError>,
+    ) -> Result<R, RuntimeError> {
+        let idle = || self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = idle().pop();
+        let mut state = match known {
+            Some(state) => state,
+            None => self.new_state(positions)?,
+        };
+        let result = use_state(&mut state);
+        if result.is_ok() {
+            idle().push(state);
+        }
+        result
+    }
+
+    /// Logits after the last of `tokens`, which follow the `held` positions of `slot`.
+    pub(crate) fn next_logits(
+        &self,
+        tokens: &[u32],
+        held: usize,
+        slot: &mut Option<Box<State>>,
+        cancelled: &mut dyn FnMut() -> bool,
+    ) -> Result<Vec<f32>, RuntimeError> {
+        let state = match slot {
+            Some(state) => state,
+            None => slot.insert(Box::new(self.new_state(self.shape.capacity)?)),
+        };
+        let total = held + tokens.len();
+        state.reserve(&self.gpu, (held, total, self.max_positions), tokens.len().min(self.chunk()), 1)?;
+        let chunk = state.activations.rows;
+        let mut at = held;
+        for part in tokens.chunks(chunk) {
+            if cancelled() {
+                return Err(RuntimeError::Cancelled);
+            }
+            let last = at + part.len() == total;
+            if last && part.len() == 1 {
+                self.step(state, at, part[0])?;
+            } else {
+                self.prepare(state, at, part)?;
+                self.hidden(state, part.len(), &mut None)?;
+                if last {
+                    self.launch_logits(state, part.len() - 1, 1)?;
+                }
+            }
+            at += part.len();
+        }
+        let mut logits = vec![0f32; self.widths.vocab];
+        let from = state.logits.as_slice().slice(0..logits.len())?;
+        read(&self.gpu, state.stream.as_ref(), from, &mut logits)?;
+        Ok(logits)
+    }
+
+    /// Hidden states after the final norm of `tokens`, `[tokens.len(), hidden]`, which follow the `held` positions of `slot`.
+    pub(crate) fn forward(
+        &self,
+        tokens: &[u32],
+        held: usize,
+        slot: &mut Option<Box<State>>,
+    ) -> Result<Vec<f32>, RuntimeError> {
+        let state = match slot {
+            Some(state) => state,
+            None => slot.insert(Box::new(self.new_state(self.shape.capacity)?)),
+        };
+        self.forward_in(tokens, held, state, &mut None)
+    }
+
+    /// [`forward`](Self::forward) from no positions, in a state that nobody keeps.
+    pub(crate) fn forward_once(&self, tokens: &[u32], watch: &mut Watch<'_>) -> Result<Vec<f32>, RuntimeError> {
+        self.with_idle(tokens.len(), |state| self.forward_in(tokens, 0, state, &mut Some(watch)))
+    }
+
+    fn forward_in(
+        &self,
+        tokens: &[u32],
+        held: usize,
+        state: &mut State,
+        watch: &mut Option<&mut Watch<'_>>,
+    ) -> Result<Vec<f32>, RuntimeError> {
+        let hidden = self.widths.hidden;
+        let rows = tokens.len().min(self.chunk());
+        state.reserve(&self.gpu, (held, held + tokens.len(), self.max_positions), rows, 1)?;
+        let mut out = vec![0f32; tokens.len() * hidden];
+        let mut at = held;
+        for (part, out) in tokens.chunks(rows).zip(out.chunks_mut(rows * hidden)) {
+            self.prepare(state, at, part)?;
+            self.hidden(state, part.len(), watch)?;
+            let normed = state.activations.normed.as_slice().slice(0..out.len())?;
+            read(&self.gpu, state.stream.as_ref(), normed, out)?;
+            at += part.len();
+        }
+        Ok(out)
+    }
+
+    /// Logits of hidden states, `[n, hidden]` to `[n, vocab]`.
+    pub(crate) fn logits(&self, hidden: &[f32]) -> Result<Vec<f32>, RuntimeError> {
+        let n = hidden.len() / self.widths.hidden;
+        let rows = n.min(self.widths.logit_rows()).min(self.chunk());
+        self.with_idle(1, |state| {
+            state.reserve(&self.gpu, (0, 1, self.max_positions), rows, rows)?;
+            let mut out = vec![0f32; n * self.widths.vocab];
+            for (hidden, out) in hidden.chunks(rows * self.widths.hidden).zip(out.chunks_mut(rows * self.widths.vocab)) {
+                state.activations.normed.write_on(state.stream.as_ref(), hidden)?;
+                self.launch_logits(state, 0, hidden.len() / self.widths.hidden)?;
+                let from = state.logits.as_slice().slice(0..out.len())?;
+                read(&self.gpu, state.stream.as_ref(), from, out)?;
+            }
+            Ok(out)
+        })
+    }
+
+    /// Hands `sink` slices of the logits of `positions`, first position and rows.
+    pub(crate) fn score(
+        &self,
+        tokens: &[u32],
+        positions: std::ops::Range<usize>,
+        sink: &mut dyn FnMut(usize, &[f32]) -> Result<(), RuntimeError>,
+    ) -> Result<(), RuntimeError> {
+        let (rows, slice) = (tokens.len().min(self.chunk()), self.widths.logit_rows());
+        self.with_idle(tokens.len(), |state| {
+            state.reserve(&self.gpu, (0, tokens.len(), self.max_positions), rows, slice)?;
+            let mut logits = vec![0f32; slice * self.widths.vocab];
+            let mut at = 0;
+            for part in tokens.chunks(rows) {
+                self.prepare(state, at, part)?;
+                self.hidden(state, part.len(), &mut None)?;
+                let wanted = positions.start.max(at)..positions.end.min(at + part.len());
+                for first in wanted.clone().step_by(slice) {
+                    let n = slice.min(wanted.end - first);
+                    self.launch_logits(state, first - at, n)?;
+                    let logits = &mut logits[..n * self.widths.vocab];
+                    let from = state.logits.as_slice().slice(0..logits.len())?;
+                    read(&self.gpu, state.stream.as_ref(), from, logits)?;
+                    sink(first, logits)?;
+                }
+                at += part.len();
+            }
+            Ok(())
+        })
+    }
+
+    /// Puts position and tokens on the device, and with them the embeddings if those are made on the processor.
+    fn prepare(&self, state: &mut State, position: usize, tokens: &[u32]) -> Result<(), RuntimeError> {
+        state.set_inputs(position, tokens)?;
+        if let Table::Host { rows, .. } = &self.embedding {
+            let x = rows.gather(tokens)?;
+            state.activations.x.write_on(state.stream.as_ref(), &f32_slice(&x)?)?;
+        }
+        Ok(())
+    }
+
+    /// One token: as a graph if there is one.
+    fn step(&self, state: &mut State, position: usize, token: u32) -> Result<(), RuntimeError> {
+        self.prepare(state, position, &[token])?;
+        if let Step::Plain(n @ 0..WARM_STEPS) = state.step {
+            state.step = Step::Plain(n + 1);
+        } else if let (Step::Plain(_), true) = (&state.step, self.options.graph) {
+            state.step = match self.capture(state) {
+                Ok(graph) => Step::Captured(graph),
+                Err(_) => Step::Refused,
+            };
+        }
+        if let Step::Captured(graph) = &state.step {
+            return Ok(graph.launch(state.stream.as_ref())?);
+        }
+        self.hidden(state, 1, &mut None)?;
+        self.launch_logits(state, 0, 1)
+    }
+
+    fn capture(&self, state: &mut State) -> Result<Graph, RuntimeError> {
+        // The stream is lent to the capture while the rest of the state is written by the launches.
+        let stream = self.gpu.stream()?;
+        let own = std::mem::replace(&mut state.stream, stream);
+        let result = Graph::capture(&own, |captured| {
+            let work = self.hidden_on(captured, state, 1, &mut None).and_then(|()| self.logits_on(captured, state, 0, 1));
+            if self.options.break_capture {
+                // Waiting cannot be captured.
+                captured.synchronize()?;
+            }
+            work.map_err(|error| match error {
+                RuntimeError::Cuda(error) => error,
+                other => CudaError::Codec(other.to_string()),
+            })
+        });
+        state.stream = own;
+        Ok(result?)
+    }
+
+    /// Launches the layers for `n` rows; the hidden states after the final norm are in `normed`.
+    fn hidden(&self, state: &mut State, n: usize, watch: &mut Option<&mut Watch<'_>>) -> Result<(), RuntimeError> {
+        let stream = state.stream.as_ref().raw();
+        // SAFETY: the stream lives in `state`, which outlives the call; nothing below replaces it.
+        let stream = unsafe { StreamRef::from_raw(stream) };
+        self.hidden_on(stream, state, n, watch)
+    }
+
+    fn hidden_on(
+        &self,
+        stream: StreamRef<'_>,
+        state: &mut State,
+        n: usize,
+        watch: &mut Option<&mut Watch<'_>>,
+    ) -> Result<(), RuntimeError> {
+        let gpu = &self.gpu;
+        let State { shape, cache, scratch, activations: a, inputs, .. } = state;
+        let hidden = n * self.widths.hidden;
+        let q_len = n * shape.heads * shape.head_dim;
+        let position = inputs.as_slice().slice(0..1)?;
+        if let Table::Device(table) = &self.embedding {
+            let (tokens, x) = (inputs.as_slice().slice(1..n + 1)?, a.x.as_mut().slice(0..hidden)?);
+            gather(gpu, stream, table, tokens, self.widths.hidden, x)?;
+        }
+        self.show(stream, "model.embed_tokens", a.x.as_slice().slice(0..hidden)?, None, None, watch)?;
+        let mut bias: Option<&Buffer<f32>> = None;
+        for (i, layer) in self.layers.iter().enumerate() {
+            let delta = (i > 0).then_some(&a.delta);
+            norm(gpu, stream, (&mut a.x, &mut a.normed), delta, bias, &layer.input_norm, self.eps, hidden)?;
+            let qkv_len = n * layer.qkv.rows();
+            layer.qkv.forward(gpu, stream, a.normed.as_slice().slice(0..hidden)?, n, a.qkv.as_mut().slice(0..qkv_len)?)?;
+            let rope = Rope {
+                turns: self.turns.as_slice(),
+                interleaved: false,
+                bias: layer.qkv_bias.as_ref().map(Buffer::as_slice),
+                q_norm: layer.q_norm.as_ref().map(Buffer::as_slice),
+                k_norm: layer.k_norm.as_ref().map(Buffer::as_slice),
+                eps: self.eps,
+                position,
+            };
+            let qkv = layer.qkv.rows_of::<3>(a.qkv.as_slice().slice(0..qkv_len)?, n)?;
+            let (mut q, out) = (a.q.as_mut().slice(0..q_len)?, a.attended.as_mut().slice(0..q_len)?);
+            let own = range(shape, i);
+            macro_rules! attention {
+                ($keys:expr, $values:expr) => {{
+                    let (mut k, mut v) = ($keys.as_mut().slice(own.clone())?, $values.as_mut().slice(own)?);
+                    rope_append(gpu, stream, shape, &rope, qkv, q.reborrow(), k.reborrow(), v.reborrow())?;
+                    attend(gpu, stream, shape, position, q.as_slice(), k.as_slice(), v.as_slice(), scratch, out)?;
+                }};
+            }
+            match cache {
+                Cache::F16(keys, values) => attention!(keys, values),
+                Cache::F32(keys, values) => attention!(keys, values),
+            }
+            let attended = a.attended.as_slice().slice(0..q_len)?;
+            layer.o.forward(gpu, stream, attended, n, a.delta.as_mut().slice(0..hidden)?)?;
+            let bias_o = layer.o_bias.as_ref();
+            let weight = &layer.post_attention_norm;
+            norm(gpu, stream, (&mut a.x, &mut a.normed), Some(&a.delta), bias_o, weight, self.eps, hidden)?;
+            let gate_len = n * layer.gate_up.rows();
+            let normed = a.normed.as_slice().slice(0..hidden)?;
+            layer.gate_up.forward(gpu, stream, normed, n, a.gate_up.as_mut().slice(0..gate_len)?)?;
+            let parts = layer.gate_up.rows_of::<2>(a.gate_up.as_slice().slice(0..gate_len)?, n)?;
+            let gate_bias = layer.gate_up_bias.as_ref().map(Buffer::as_slice);
+            let ffn = self.widths.ffn;
+            silu_mul(gpu, stream, parts, gate_bias, ffn, a.gated.as_mut().slice(0..n * ffn)?)?;
+            let gated = a.gated.as_slice().slice(0..n * ffn)?;
+            layer.down.forward(gpu, stream, gated, n, a.delta.as_mut().slice(0..hidden)?)?;
+            bias = layer.down_bias.as_ref();
+            let (x, delta) = (a.x.as_slice().slice(0..hidden)?, a.delta.as_slice().slice(0..hidden)?);
+            self.show(stream, &layer.name, x, Some(delta), bias, watch)?;
+        }
+        let delta = (!self.layers.is_empty()).then_some(&a.delta);
+        norm(gpu, stream, (&mut a.x, &mut a.normed), delta, bias, &self.norm, self.eps, hidden)?;
+        self.show(stream, "model.norm", a.normed.as_slice().slice(0..hidden)?, None, None, watch)
+    }
+
+    /// Hands a watcher what the residual stream is, or will be when the next norm has added `delta`.
+    fn show(
+        &self,
+        stream: StreamRef<'_>,
+        name: &str,
+        x: DevSlice<'_, f32>,
+        delta: Option<DevSlice<'_, f32>>,
+        bias: Option<&Buffer<f32>>,
+        watch: &mut Option<&mut Watch<'_>>,
+    ) -> Result<(), RuntimeError> {
+        let Some(watch) = watch else { return Ok(()) };
+        let fetch = |from: DevSlice<'_, f32>| {
+            let mut out = vec![0f32; from.len()];
+            read(&self.gpu, stream, from, &mut out).map(|()| out)
+        };
+        let mut x = fetch(x)?;
+        if let Some(delta) = delta {
+            x.iter_mut().zip(fetch(delta)?).for_each(|(x, d)| *x += d);
+        }
+        if let Some(bias) = bias {
+            let bias = fetch(bias.as_slice())?;
+            x.chunks_mut(bias.len()).for_each(|row| row.iter_mut().zip(&bias).for_each(|(x, b)| *x += b));
+        }
+        watch(name, &x)
+    }
+
+    /// Launches the head for `n` rows of `normed` from `first` on.
+    fn launch_logits(&self, state: &mut State, first: usize, n: usize) -> Result<(), RuntimeError> {
+        let stream = state.stream.as_ref().raw();
+        // SAFETY: as in `hidden`.
+        let stream = unsafe { StreamRef::from_raw(stream) };
+        self.logits_on(stream, state, first, n)
+    }
+
+    fn logits_on(&self, stream: StreamRef<'_>, state: &mut State, first: usize, n: usize) -> Result<(), RuntimeError> {
+        let hidden = self.widths.hidden;
+        let x = state.activations.normed.as_slice().slice(first * hidden..(first + n) * hidden)?;
+        let y = state.logits.as_mut().slice(0..n * self.widths.vocab)?;
+        Ok(self.head().forward(&self.gpu, stream, x, n, y)?)
+    }
+}
+
+/// `x += delta + bias`, `normed = norm(x)`, over the first `len` elements.
+#[expect(clippy::too_many_arguments, reason = "one operation with two optional inputs")]
+fn norm(
+    gpu: &Gpu,
+    stream: StreamRef<'_>,
+    (x, normed): (&mut Buffer<f32>, &mut Buffer<f32>),
+    delta: Option<&Buffer<f32>>,
+    bias: Option<&Buffer<f32>>,
+    weight: &Buffer<f32>,
+    eps: f32,
+    len: usize,
+) -> Result<(), CudaError> {
+    let delta = match delta {
+        Some(delta) => Some(Delta { values: delta.as_slice().slice(0..len)?, bias: bias.map(Buffer::as_slice) }),
+        None => None,
+    };
+    rmsnorm(gpu, stream, x.as_mut().slice(0..len)?, delta, weight.as_slice(), eps, normed.as_mut().slice(0..len)?)
+}
+
+fn gather(
+    gpu: &Gpu,
+    stream: StreamRef<'_>,
+    table: &Stack,
+    tokens: DevSlice<'_, u32>,
+    cols: usize,
+    x: gosset_cuda::DevSliceMut<'_, f32>,
+) -> Result<(), CudaError> {
+    match table.only() {
+        DeviceLinear::Dense { weights, .. } => match weights {
+            DenseWeights::F32(w) => embed(gpu, stream, w.as_slice(), tokens, cols, x),
+            DenseWeights::F16(w) => embed(gpu, stream, w.as_slice(), tokens, cols, x),
+            DenseWeights::Bf16(w) => embed(gpu, stream, w.as_slice(), tokens, cols, x),
+        },
+    }
+}
+
+/// Compares what the model needs with what is free, before anything is uploaded.
+fn check_memory(
+    config: &ModelConfig,
+    weights: &dyn Weights,
+    tied: bool,
+    device: &GpuDevice,
+    shape: &AttentionShape,
+    widths: &Widths,
+) -> Result<(), RuntimeError> {
+    let GpuDevice { gpu, options } = device;
+    let head = (!tied).then_some(HEAD);
+    let names = crate::models::expected_tensors(config).map(|t| (t.name, t.shape));
+    let names = names.chain(head.map(|h| (h.to_owned(), vec![widths.vocab, widths.hidden])));
+    let mut bytes = 0u64;
+    for (name, expected) in names {
+        if weights.shape(&name).is_none() {
+            continue;
+        }
+        bytes = bytes.saturating_add(match expected.len() {
+            2 => weights.stored(&name)?.device_bytes(options.dense),
+            _ => 4 * expected.iter().product::<usize>() as u64,
+        });
+    }
+    let element = if options.cache == CacheType::F16 { 2 } else { 4 };
+    let per_position = (2 * shape.kv_heads * shape.head_stride() * config.n_layers) as u64;
+    let cache = per_position.saturating_mul(element).saturating_mul(shape.capacity as u64);
+    let workspace = widths.bytes(shape, widths.chunk(shape), widths.logit_rows());
+    let free = gpu.free_bytes()?;
+    if bytes.saturating_add(cache).saturating_add(workspace) > free {
+        let positions = shape.capacity;
+        return Err(RuntimeError::DeviceMemory { weights: bytes, cache, positions, workspace, free });
+    }
+    Ok(())
+}
