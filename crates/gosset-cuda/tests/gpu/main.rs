@@ -3,6 +3,7 @@
 //! Without a device every test says so on stderr and passes.
 #![allow(clippy::print_stderr, clippy::unwrap_used, reason = "tests say what they skip")]
 
+mod blas;
 mod device;
 mod model;
 mod rht;
