@@ -70,6 +70,32 @@ pub(super) fn without_hints(body: &str) -> String {
     body.split_inclusive('\n').filter(|line| !is_hint(line)).collect()
 }
 
+/// The text with the same names wherever the source lies.
+///
+/// The compiler puts a hash of the source's path into the names of unnamed namespaces:
+/// `_GLOBAL__N__9a1f111a_6_rht_cu_7c511605`. The first number becomes zero; the length of the name, which stands before
+/// it, stays.
+pub(super) fn without_paths(source: &str, body: &str) -> String {
+    let name = source.replace(|c: char| !c.is_ascii_alphanumeric(), "_");
+    let mark = format!("_{}_{name}_", name.len());
+    let mut out = String::with_capacity(body.len());
+    let mut rest = body;
+    while let Some(at) = rest.find(&mark) {
+        let (before, after) = rest.split_at(at);
+        match before.split_at_checked(at.saturating_sub(8)) {
+            Some((head, hash)) if hash.len() == 8 && hash.bytes().all(|b| b.is_ascii_hexdigit()) => {
+                out.push_str(head);
+                out.push_str("00000000");
+            }
+            _ => out.push_str(before),
+        }
+        out.push_str(&mark);
+        rest = &after[mark.len()..];
+    }
+    out.push_str(rest);
+    out
+}
+
 /// Holds the kernels in the text to those that `kernels.toml` declares, and their parameters to the struct's size.
 pub(super) fn check_entries(spec: &Spec, module: &Module, body: &str) -> Result<()> {
     let mut found = Vec::new();
@@ -108,6 +134,14 @@ mod tests {
     fn hints_are_dropped_and_nothing_else() {
         let with = "\tadd.s32 \t%r1, %r2, 1;\n\t.pragma \"used_bytes_mask 15\";\n\t.pragma \"nounroll\";\n";
         assert_eq!(without_hints(with), "\tadd.s32 \t%r1, %r2, 1;\n\t.pragma \"nounroll\";\n");
+    }
+
+    #[test]
+    fn names_do_not_tell_where_the_source_lay() {
+        let body = "_ZZN36_INTERNAL_f3de4dda_6_rht_cu_7c51160538_GLOBAL__N__f3de4dda_6_rht_cu_7c51 _6_rht_cu_";
+        let want = "_ZZN36_INTERNAL_00000000_6_rht_cu_7c51160538_GLOBAL__N__00000000_6_rht_cu_7c51 _6_rht_cu_";
+        assert_eq!(without_paths("rht.cu", body), want);
+        assert_eq!(without_paths("a.cu", body), body);
     }
 
     #[test]

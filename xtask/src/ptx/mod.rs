@@ -196,7 +196,8 @@ fn committed(folders: &Folders, job: Job<'_>) -> Result<Header> {
 fn build(spec: &Spec, nvcc: &Nvcc, folders: &Folders, job: Job<'_>, inputs: &str) -> Result<String> {
     let Job { module, target } = job;
     let begin = Instant::now();
-    let body = image::without_hints(&nvcc.ptx(&folders.kernels, module, target)?);
+    let body =
+        image::without_paths(&module.source, &image::without_hints(&nvcc.ptx(&folders.kernels, module, target)?));
     image::check_entries(spec, module, &body)?;
     let own = image::version(&body)?;
     let mut refusal = None;
