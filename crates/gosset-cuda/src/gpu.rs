@@ -9,7 +9,7 @@ use cudarc::driver::{result, sys};
 
 use crate::error::{CudaError, reason};
 use crate::generated::modules::Module;
-use crate::kernel::{Kernel, LoadedModule};
+use crate::kernel::{Kernel, LoadedModule, load_ptx, version_of_text};
 use crate::library;
 use crate::memory::{Buffer, DevSlice, DeviceType};
 use crate::stream::Stream;
@@ -356,6 +356,36 @@ impl Gpu {
             }
         };
         loaded.kernel(self, entry)
+    }
+
+    /// Compiles every embedded module now, instead of at its first launch; the number of kernels.
+    ///
+    /// The driver keeps what it compiled in a cache on disk, so that a second program starts faster.
+    ///
+    /// # Errors
+    /// [`CudaError::DriverTooOld`] or [`CudaError::Driver`] for the first module or kernel that the driver refuses.
+    pub fn preload(&self) -> Result<usize, CudaError> {
+        let mut n = 0;
+        for &module in Module::ALL {
+            for entry in module.entries() {
+                self.kernel(module, entry.name)?;
+                n += 1;
+            }
+        }
+        Ok(n)
+    }
+
+    /// Compiles a PTX text by the way of the embedded ones, and drops it; for tests and diagnosis.
+    ///
+    /// # Errors
+    /// [`CudaError::DriverTooOld`] where the version of the text is newer than the driver's; [`CudaError::Driver`] with the
+    /// compiler's log where it is no valid text.
+    pub fn check_ptx(&self, text: &str) -> Result<(), CudaError> {
+        let version = version_of_text(text).ok_or_else(|| CudaError::shape("PTX", "a line .version", "none"))?;
+        self.bind()?;
+        let raw = load_ptx(text, version, self.info().driver)?;
+        // SAFETY: loaded just now; no kernel of it was asked for.
+        unsafe { result::module::unload(raw) }.map_err(|error| CudaError::driver("cuModuleUnload", error))
     }
 
     /// Counts bytes that a buffer takes, or refuses them.

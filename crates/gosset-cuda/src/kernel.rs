@@ -40,6 +40,13 @@ pub(crate) fn cuda_of_ptx(version: (u32, u32)) -> (u32, u32) {
     }
 }
 
+/// What the line `.version` of a text says.
+pub(crate) fn version_of_text(text: &str) -> Option<(u32, u32)> {
+    let line = text.lines().find_map(|line| line.strip_prefix(".version "))?;
+    let (major, minor) = line.trim().split_once('.')?;
+    Some((major.parse().ok()?, minor.parse().ok()?))
+}
+
 /// The oldest driver, as a CUDA version, that reads the modules meant for a capability.
 pub(crate) fn min_driver(capability: (u32, u32)) -> (u32, u32) {
     let versions = Module::ALL.iter().filter_map(|&module| image(module, capability)).map(|image| image.ptx_version);
@@ -120,7 +127,9 @@ impl LoadedModule {
             )
         }
         .map_err(|error| CudaError::driver("cuFuncSetAttribute", error))?;
-        let kernel = Kernel { raw, entry, max_dynamic_bytes: dynamic, programmatic: gpu.info().capability >= (9, 0) };
+        // Drivers before CUDA 12.3 do not put programmatic launches into graphs.
+        let programmatic = gpu.info().capability >= (9, 0) && gpu.info().driver >= (12, 3);
+        let kernel = Kernel { raw, entry, max_dynamic_bytes: dynamic, programmatic };
         kernels.insert(entry, kernel);
         Ok(kernel)
     }
@@ -256,5 +265,36 @@ mod tests {
         assert_eq!(target((9, 0)), Some("sm_90a"));
         assert_eq!(target((10, 0)), Some("sm_80"));
         assert_eq!(target((12, 0)), Some("sm_80"));
+    }
+
+    #[test]
+    fn every_capability_from_the_least_on_has_every_module() {
+        for capability in [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0)] {
+            for &module in Module::ALL {
+                let image = image(module, capability).map(|image| image.target);
+                assert!(image.is_some(), "{module:?} for {capability:?}");
+            }
+        }
+        for capability in [(6, 1), (7, 5)] {
+            assert!(capability < crate::MIN_CAPABILITY);
+            assert!(Module::ALL.iter().all(|&module| image(module, capability).is_none()));
+        }
+    }
+
+    #[test]
+    fn texts_are_what_the_table_says() {
+        for image in Module::ALL.iter().flat_map(|module| module.images()) {
+            assert_eq!(version_of_text(image.ptx), Some(image.ptx_version));
+            assert!(image.ptx.contains(&format!("\n.target {}\n", image.target)), "{}", image.target);
+        }
+        assert_eq!(version_of_text("// .version 1.0\n.version 99.1\n"), Some((99, 1)));
+        assert_eq!(version_of_text(".version 9\n"), None);
+    }
+
+    #[test]
+    fn drivers_of_cuda_12_load_every_module() {
+        for capability in [(8, 0), (9, 0)] {
+            assert_eq!(min_driver(capability), (12, 0), "capability {capability:?}");
+        }
     }
 }

@@ -3,4 +3,6 @@
 //! Whoever adds a file adds its line here.
 
 pub mod model;
+pub mod probe;
 pub mod rht;
+pub mod viterbi;

@@ -5,8 +5,10 @@
 
 mod blas;
 mod device;
+mod loading;
 mod model;
 mod rht;
+mod viterbi;
 
 use gosset_cuda::Gpu;
 

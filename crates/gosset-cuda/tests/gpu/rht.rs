@@ -8,7 +8,8 @@ use half::{bf16, f16};
 use crate::gpu;
 
 /// Widths of real models (case A03), a prime, and the ends of the range.
-const WIDTHS: &[usize] = &[1, 2, 3, 31, 127, 128, 129, 173, 576, 896, 2560, 4096, 4864, 10920, 11008, 13696, 18944, 29568];
+const WIDTHS: &[usize] =
+    &[1, 2, 3, 31, 127, 128, 129, 173, 576, 896, 2560, 4096, 4864, 10920, 11008, 13696, 18944, 29568];
 
 /// Gaussian enough: sums of four uniform numbers, with a few large ones.
 fn values(n: usize, seed: u64) -> Vec<f32> {

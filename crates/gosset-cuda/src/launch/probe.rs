@@ -1,0 +1,22 @@
+//! A kernel that proves that modules load and launches reach the device.
+
+use crate::error::CudaError;
+use crate::generated::modules::Module;
+use crate::generated::params::ProbeParams;
+use crate::gpu::Gpu;
+use crate::kernel::Launch;
+use crate::memory::DevSliceMut;
+use crate::stream::StreamRef;
+
+/// Puts `y[i] = y[i] * factor + i`, wrapping, into the stream.
+///
+/// # Errors
+/// [`CudaError::Shape`] for more than 2^32 - 256 words; [`CudaError::Driver`] where the module does not load.
+pub fn affine(gpu: &Gpu, stream: StreamRef<'_>, y: DevSliceMut<'_, u32>, factor: u32) -> Result<(), CudaError> {
+    let n = u32::try_from(y.len()).ok().filter(|&n| n <= u32::MAX - 255);
+    let n = n.ok_or_else(|| CudaError::shape("probe", "at most 2^32 - 256 words", y.len()))?;
+    let params = ProbeParams { y: y.ptr(), n, factor };
+    let launch = Launch { grid: [n.div_ceil(256), 1, 1], block: [256, 1, 1], ..Launch::default() };
+    // SAFETY: the entry takes `ProbeParams`; `y` holds `n` words by the contract of `DevSliceMut`.
+    unsafe { gpu.kernel(Module::Probe, "probe_affine")?.launch(stream, launch, &params) }
+}
