@@ -158,7 +158,7 @@ struct ModelAttendParams {
     const void* keys;  // `[kv_heads, capacity, head_stride]`
     const void* values;  // `[kv_heads, capacity, head_stride]`
     float* out;  // `[n, heads, head_dim]`
-    float* parts;  // split: `[n, heads, n_splits, head_stride + 2]`
+    float* parts;  // split: `[n, heads, n_splits, part_len]`
     uint32_t* counters;  // split: one per row and block of heads, 0 before and after
     const uint32_t* position;  // that of row 0
     uint32_t n;
@@ -167,7 +167,8 @@ struct ModelAttendParams {
     uint32_t head_dim;
     uint32_t head_stride;  // multiple of 8
     uint32_t capacity;
-    uint32_t min_span;  // split: least positions of a block, a multiple of 16
+    uint32_t min_span;  // split: least positions of a block, a multiple of 128
+    uint32_t part_len;  // split: at least head_dim + 2
 };
 static_assert(sizeof(ModelAttendParams) == 88);
 static_assert(offsetof(ModelAttendParams, q) == 0);
@@ -184,6 +185,7 @@ static_assert(offsetof(ModelAttendParams, head_dim) == 68);
 static_assert(offsetof(ModelAttendParams, head_stride) == 72);
 static_assert(offsetof(ModelAttendParams, capacity) == 76);
 static_assert(offsetof(ModelAttendParams, min_span) == 80);
+static_assert(offsetof(ModelAttendParams, part_len) == 84);
 
 // `y = x W^T` for a dense matrix.
 struct ModelDenseParams {
@@ -446,3 +448,285 @@ static_assert(offsetof(QuantizeStreamParams, n_values) == 48);
 static_assert(offsetof(QuantizeStreamParams, n_streams) == 56);
 static_assert(offsetof(QuantizeStreamParams, alpha) == 64);
 static_assert(offsetof(QuantizeStreamParams, k) == 68);
+
+// Strings of one shape of region: all rows, or all tiles that are cut alike by the edges of the matrix.
+struct ViterbiParams {
+    const uint4* table;  // weights of four suffixes: (block of 32, way, lane)
+    const float* values;  // `[rows, cols]`, of unit variance
+    uint32_t* words;  // `[strings, words_per_string]`
+    unsigned char* ways;  // scratch: `ways_stride` bytes per string of a block, per block
+    uint64_t ways_stride;
+    uint32_t n_strings;  // strings of this launch
+    uint32_t cols;
+    uint32_t state_bits;  // L
+    uint32_t v;  // weights of a step
+    uint32_t n_steps;  // of a string
+    uint32_t seam;  // steps searched on either side of the seam
+    uint32_t words_per_string;
+    uint32_t tiles;  // 1: strings are tiles of 16 x 16, 0: rows
+    uint32_t tiles_per_row;  // strings of a block of rows
+    uint32_t class_cols;  // strings of this launch in a block of rows
+    uint32_t first_row;  // block of rows of the first string
+    uint32_t first_col;  // its place in the block
+    uint32_t region_rows;  // rows of a string within the matrix
+    uint32_t region_cols;  // columns of a string within the matrix
+    uint32_t set_threads;  // threads of a set of strings
+};
+static_assert(sizeof(ViterbiParams) == 104);
+static_assert(offsetof(ViterbiParams, table) == 0);
+static_assert(offsetof(ViterbiParams, values) == 8);
+static_assert(offsetof(ViterbiParams, words) == 16);
+static_assert(offsetof(ViterbiParams, ways) == 24);
+static_assert(offsetof(ViterbiParams, ways_stride) == 32);
+static_assert(offsetof(ViterbiParams, n_strings) == 40);
+static_assert(offsetof(ViterbiParams, cols) == 44);
+static_assert(offsetof(ViterbiParams, state_bits) == 48);
+static_assert(offsetof(ViterbiParams, v) == 52);
+static_assert(offsetof(ViterbiParams, n_steps) == 56);
+static_assert(offsetof(ViterbiParams, seam) == 60);
+static_assert(offsetof(ViterbiParams, words_per_string) == 64);
+static_assert(offsetof(ViterbiParams, tiles) == 68);
+static_assert(offsetof(ViterbiParams, tiles_per_row) == 72);
+static_assert(offsetof(ViterbiParams, class_cols) == 76);
+static_assert(offsetof(ViterbiParams, first_row) == 80);
+static_assert(offsetof(ViterbiParams, first_col) == 84);
+static_assert(offsetof(ViterbiParams, region_rows) == 88);
+static_assert(offsetof(ViterbiParams, region_cols) == 92);
+static_assert(offsetof(ViterbiParams, set_threads) == 96);
+
+// Least-squares gain of each row over its decoded values.
+struct ViterbiGainsParams {
+    const float* values;  // `[rows, cols]`, of unit variance
+    const uint32_t* words;  // `[strings, words_per_string]`
+    const uint32_t* table;  // 1024 words of the code
+    float* gains;  // `[rows]`
+    uint32_t rows;
+    uint32_t cols;
+    uint32_t state_bits;
+    uint32_t step_bits;
+    uint32_t v;  // weights of a step
+    uint32_t words_per_string;
+    uint32_t tiles;
+    uint32_t tiles_per_row;
+    uint32_t pairs;  // 1: the table holds pairs
+    uint32_t multipliers[2];
+    float step;  // factor from values of the code to unit variance
+};
+static_assert(sizeof(ViterbiGainsParams) == 80);
+static_assert(offsetof(ViterbiGainsParams, values) == 0);
+static_assert(offsetof(ViterbiGainsParams, words) == 8);
+static_assert(offsetof(ViterbiGainsParams, table) == 16);
+static_assert(offsetof(ViterbiGainsParams, gains) == 24);
+static_assert(offsetof(ViterbiGainsParams, rows) == 32);
+static_assert(offsetof(ViterbiGainsParams, cols) == 36);
+static_assert(offsetof(ViterbiGainsParams, state_bits) == 40);
+static_assert(offsetof(ViterbiGainsParams, step_bits) == 44);
+static_assert(offsetof(ViterbiGainsParams, v) == 48);
+static_assert(offsetof(ViterbiGainsParams, words_per_string) == 52);
+static_assert(offsetof(ViterbiGainsParams, tiles) == 56);
+static_assert(offsetof(ViterbiGainsParams, tiles_per_row) == 60);
+static_assert(offsetof(ViterbiGainsParams, pairs) == 64);
+static_assert(offsetof(ViterbiGainsParams, multipliers) == 68);
+static_assert(offsetof(ViterbiGainsParams, step) == 76);
+
+// Products with E8 points in the plane layout of Rice codes.
+struct RiceGemvParams {
+    const uint32_t* planes;  // `[n_groups * n_segments, n_chunks, 32, 2 K]`, signs and low bits
+    const uint32_t* unary;  // `[row0[tasks], 32]`, unary parts
+    const uint32_t* row0;  // first row of `unary` of each task, and the end
+    const uint32_t* patches;  // corrections of single points
+    const uint32_t* patch0;  // first patch of each task, and the end
+    const uint32_t* table;  // 16384 entries: unary parts and length by window
+    const float* x;  // `[n_batch, cols]`
+    const uint16_t* scales;  // `[rows]`, bf16
+    float* y;  // `[n_batch, rows]`
+    float* partial;  // `[n_batch, n_segments, 32 n_groups]`, scratch
+    uint32_t* counters;  // `[n_groups]`, zero between launches
+    uint32_t rows;
+    uint32_t cols;
+    uint32_t n_groups;  // of 32 rows
+    uint32_t n_segments;  // of at most 512 columns
+    uint32_t n_chunks;  // chunks of 64 columns of the widest segment
+    uint32_t stage_rows;  // unary rows of the longest task, and one more
+    uint32_t n_batch;  // up to BATCH
+    float step;
+};
+static_assert(sizeof(RiceGemvParams) == 120);
+static_assert(offsetof(RiceGemvParams, planes) == 0);
+static_assert(offsetof(RiceGemvParams, unary) == 8);
+static_assert(offsetof(RiceGemvParams, row0) == 16);
+static_assert(offsetof(RiceGemvParams, patches) == 24);
+static_assert(offsetof(RiceGemvParams, patch0) == 32);
+static_assert(offsetof(RiceGemvParams, table) == 40);
+static_assert(offsetof(RiceGemvParams, x) == 48);
+static_assert(offsetof(RiceGemvParams, scales) == 56);
+static_assert(offsetof(RiceGemvParams, y) == 64);
+static_assert(offsetof(RiceGemvParams, partial) == 72);
+static_assert(offsetof(RiceGemvParams, counters) == 80);
+static_assert(offsetof(RiceGemvParams, rows) == 88);
+static_assert(offsetof(RiceGemvParams, cols) == 92);
+static_assert(offsetof(RiceGemvParams, n_groups) == 96);
+static_assert(offsetof(RiceGemvParams, n_segments) == 100);
+static_assert(offsetof(RiceGemvParams, n_chunks) == 104);
+static_assert(offsetof(RiceGemvParams, stage_rows) == 108);
+static_assert(offsetof(RiceGemvParams, n_batch) == 112);
+static_assert(offsetof(RiceGemvParams, step) == 116);
+
+// `y = scales * step * (W (R x))`, one activation (shift_gemv.cu).
+struct ShiftGemvParams {
+    const uint32_t* words;  // `[row tiles, row_units]` units of `64 * bits` words
+    const uint32_t* histories;  // rows: `[row tiles, row_units, 8]`, else null
+    const uint32_t* table;  // 1024 words
+    const void* x;  // `[cols]`
+    const uint32_t* signs;  // `[row_units, 4]`, one bit per column
+    const uint8_t* tile_logs;  // `[row_units, 128]`, log2 of the tile of each column, or null
+    const __nv_bfloat16* scales;  // `[rows]`
+    void* y;  // `[rows]`
+    uint64_t tile_step;  // words from one row tile of a warp to the next
+    uint64_t history_step;  // the same for histories
+    uint32_t rows;
+    uint32_t cols;
+    uint32_t row_units;  // units of a row tile
+    uint32_t first_unit;  // first unit of this launch
+    uint32_t n_units;  // units of this launch
+    uint32_t n_parts;  // parts of the columns, `blockDim.y`
+    uint32_t n_slots;  // row tiles at a time, `blockDim.z`
+    uint32_t part_units;  // units of a part, rounded up
+    uint32_t min_tiles;  // row tiles of a block, rounded down
+    uint32_t extra_tiles;  // blocks that have one more
+    uint32_t max_tiles;  // row tiles of a block, rounded up
+    uint32_t m0;  // multiplier, shifted
+    uint32_t m1;  // multiplier of the second weight, shifted
+    float step;  // factor from the values of the code to rows of unit RMS
+    uint32_t x_type;  // 0 f32, 1 f16, 2 bf16
+    uint32_t y_type;  // 0 f32, 1 f16, 2 bf16
+    uint32_t x_vector;  // x allows loads of 16 bytes
+    uint32_t rotation;  // 0 none, 1 tiles of 128, 2 tiles of `tile_logs`
+    uint32_t add;  // f32: adds to y
+};
+static_assert(sizeof(ShiftGemvParams) == 160);
+static_assert(offsetof(ShiftGemvParams, words) == 0);
+static_assert(offsetof(ShiftGemvParams, histories) == 8);
+static_assert(offsetof(ShiftGemvParams, table) == 16);
+static_assert(offsetof(ShiftGemvParams, x) == 24);
+static_assert(offsetof(ShiftGemvParams, signs) == 32);
+static_assert(offsetof(ShiftGemvParams, tile_logs) == 40);
+static_assert(offsetof(ShiftGemvParams, scales) == 48);
+static_assert(offsetof(ShiftGemvParams, y) == 56);
+static_assert(offsetof(ShiftGemvParams, tile_step) == 64);
+static_assert(offsetof(ShiftGemvParams, history_step) == 72);
+static_assert(offsetof(ShiftGemvParams, rows) == 80);
+static_assert(offsetof(ShiftGemvParams, cols) == 84);
+static_assert(offsetof(ShiftGemvParams, row_units) == 88);
+static_assert(offsetof(ShiftGemvParams, first_unit) == 92);
+static_assert(offsetof(ShiftGemvParams, n_units) == 96);
+static_assert(offsetof(ShiftGemvParams, n_parts) == 100);
+static_assert(offsetof(ShiftGemvParams, n_slots) == 104);
+static_assert(offsetof(ShiftGemvParams, part_units) == 108);
+static_assert(offsetof(ShiftGemvParams, min_tiles) == 112);
+static_assert(offsetof(ShiftGemvParams, extra_tiles) == 116);
+static_assert(offsetof(ShiftGemvParams, max_tiles) == 120);
+static_assert(offsetof(ShiftGemvParams, m0) == 124);
+static_assert(offsetof(ShiftGemvParams, m1) == 128);
+static_assert(offsetof(ShiftGemvParams, step) == 132);
+static_assert(offsetof(ShiftGemvParams, x_type) == 136);
+static_assert(offsetof(ShiftGemvParams, y_type) == 140);
+static_assert(offsetof(ShiftGemvParams, x_vector) == 144);
+static_assert(offsetof(ShiftGemvParams, rotation) == 148);
+static_assert(offsetof(ShiftGemvParams, add) == 152);
+
+// Whole row tiles, dequantized in the rotated frame (shift_decode.cu).
+struct ShiftDecodeParams {
+    const uint32_t* words;  // as for the product
+    const uint32_t* histories;
+    const uint32_t* table;
+    const __nv_bfloat16* scales;  // `[rows]`
+    void* out;  // `[rows of the tiles, cols]`
+    uint32_t rows;
+    uint32_t cols;
+    uint32_t row_units;
+    uint32_t first_tile;  // first row tile
+    uint32_t n_tiles;  // row tiles
+    uint32_t m0;
+    uint32_t m1;
+    float step;
+    uint32_t out_type;  // 0 f32, 1 f16, 2 bf16
+    uint32_t vector;  // out allows stores of two values
+};
+static_assert(sizeof(ShiftDecodeParams) == 80);
+static_assert(offsetof(ShiftDecodeParams, words) == 0);
+static_assert(offsetof(ShiftDecodeParams, histories) == 8);
+static_assert(offsetof(ShiftDecodeParams, table) == 16);
+static_assert(offsetof(ShiftDecodeParams, scales) == 24);
+static_assert(offsetof(ShiftDecodeParams, out) == 32);
+static_assert(offsetof(ShiftDecodeParams, rows) == 40);
+static_assert(offsetof(ShiftDecodeParams, cols) == 44);
+static_assert(offsetof(ShiftDecodeParams, row_units) == 48);
+static_assert(offsetof(ShiftDecodeParams, first_tile) == 52);
+static_assert(offsetof(ShiftDecodeParams, n_tiles) == 56);
+static_assert(offsetof(ShiftDecodeParams, m0) == 60);
+static_assert(offsetof(ShiftDecodeParams, m1) == 64);
+static_assert(offsetof(ShiftDecodeParams, step) == 68);
+static_assert(offsetof(ShiftDecodeParams, out_type) == 72);
+static_assert(offsetof(ShiftDecodeParams, vector) == 76);
+
+// Words of a container in the order of the device (shift_pack.cu).
+struct ShiftPackParams {
+    const uint32_t* source;  // strings of `string_words` words
+    uint32_t* words;  // `[row tiles, row_units]` units of `64 * bits` words
+    uint32_t* histories;  // rows: `[row tiles, row_units, 8]`, else null
+    uint32_t rows;
+    uint32_t n_row_tiles;
+    uint32_t row_units;
+    uint32_t bits;
+    uint32_t string_words;
+    uint32_t tiles;  // tiles: tiles of a row of tiles
+    uint32_t rows_order;  // strings are rows, else tiles
+};
+static_assert(sizeof(ShiftPackParams) == 56);
+static_assert(offsetof(ShiftPackParams, source) == 0);
+static_assert(offsetof(ShiftPackParams, words) == 8);
+static_assert(offsetof(ShiftPackParams, histories) == 16);
+static_assert(offsetof(ShiftPackParams, rows) == 24);
+static_assert(offsetof(ShiftPackParams, n_row_tiles) == 28);
+static_assert(offsetof(ShiftPackParams, row_units) == 32);
+static_assert(offsetof(ShiftPackParams, bits) == 36);
+static_assert(offsetof(ShiftPackParams, string_words) == 40);
+static_assert(offsetof(ShiftPackParams, tiles) == 44);
+static_assert(offsetof(ShiftPackParams, rows_order) == 48);
+
+// Random words (shift_pack.cu).
+struct ShiftRandomParams {
+    uint32_t* words;  // `n` words
+    uint64_t n;
+    uint32_t seed;
+};
+static_assert(sizeof(ShiftRandomParams) == 24);
+static_assert(offsetof(ShiftRandomParams, words) == 0);
+static_assert(offsetof(ShiftRandomParams, n) == 8);
+static_assert(offsetof(ShiftRandomParams, seed) == 16);
+
+// Products with rows that are stored exactly (shift_pack.cu).
+struct ShiftExactParams {
+    const float* values;  // `[exact rows, cols]`
+    const uint32_t* rows;  // their numbers
+    const void* x;  // `[batch, x_stride]`
+    const float* x_scales;  // `[batch]`, or null
+    void* y;  // `[batch, y_stride]`
+    uint32_t cols;
+    uint32_t x_stride;
+    uint32_t y_stride;
+    uint32_t x_type;  // 0 f32, 1 f16, 2 bf16
+    uint32_t y_type;  // 0 f32, 1 f16, 2 bf16
+};
+static_assert(sizeof(ShiftExactParams) == 64);
+static_assert(offsetof(ShiftExactParams, values) == 0);
+static_assert(offsetof(ShiftExactParams, rows) == 8);
+static_assert(offsetof(ShiftExactParams, x) == 16);
+static_assert(offsetof(ShiftExactParams, x_scales) == 24);
+static_assert(offsetof(ShiftExactParams, y) == 32);
+static_assert(offsetof(ShiftExactParams, cols) == 40);
+static_assert(offsetof(ShiftExactParams, x_stride) == 44);
+static_assert(offsetof(ShiftExactParams, y_stride) == 48);
+static_assert(offsetof(ShiftExactParams, x_type) == 52);
+static_assert(offsetof(ShiftExactParams, y_type) == 56);

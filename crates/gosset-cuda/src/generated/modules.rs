@@ -74,6 +74,70 @@ pub(crate) enum Module {
     AnsTrellis,
     /// `quantize.cu`
     Quantize,
+    /// `viterbi.cu -DSTEP_BITS=4`
+    ViterbiS4,
+    /// `viterbi.cu -DSTEP_BITS=5`
+    ViterbiS5,
+    /// `viterbi.cu -DSTEP_BITS=6`
+    ViterbiS6,
+    /// `viterbi.cu -DSTEP_BITS=8`
+    ViterbiS8,
+    /// `viterbi_gains.cu`
+    ViterbiGains,
+    /// `rice_gemv.cu -DK=1 -DBATCH=1 -DTHREADS=896`
+    RiceGemvK1B1,
+    /// `rice_gemv.cu -DK=1 -DBATCH=2 -DTHREADS=896`
+    RiceGemvK1B2,
+    /// `rice_gemv.cu -DK=1 -DBATCH=4 -DTHREADS=640`
+    RiceGemvK1B4,
+    /// `rice_gemv.cu -DK=1 -DBATCH=8 -DTHREADS=448`
+    RiceGemvK1B8,
+    /// `rice_gemv.cu -DK=2 -DBATCH=1 -DTHREADS=896`
+    RiceGemvK2B1,
+    /// `rice_gemv.cu -DK=2 -DBATCH=2 -DTHREADS=896`
+    RiceGemvK2B2,
+    /// `rice_gemv.cu -DK=2 -DBATCH=4 -DTHREADS=640`
+    RiceGemvK2B4,
+    /// `rice_gemv.cu -DK=2 -DBATCH=8 -DTHREADS=448`
+    RiceGemvK2B8,
+    /// `rice_gemv.cu -DK=3 -DBATCH=1 -DTHREADS=896`
+    RiceGemvK3B1,
+    /// `rice_gemv.cu -DK=3 -DBATCH=2 -DTHREADS=896`
+    RiceGemvK3B2,
+    /// `rice_gemv.cu -DK=3 -DBATCH=4 -DTHREADS=640`
+    RiceGemvK3B4,
+    /// `rice_gemv.cu -DK=3 -DBATCH=8 -DTHREADS=448`
+    RiceGemvK3B8,
+    /// `rice_gemv.cu -DK=4 -DBATCH=1 -DTHREADS=896`
+    RiceGemvK4B1,
+    /// `rice_gemv.cu -DK=4 -DBATCH=2 -DTHREADS=896`
+    RiceGemvK4B2,
+    /// `rice_gemv.cu -DK=4 -DBATCH=4 -DTHREADS=640`
+    RiceGemvK4B4,
+    /// `rice_gemv.cu -DK=4 -DBATCH=8 -DTHREADS=448`
+    RiceGemvK4B8,
+    /// `shift_pack.cu`
+    ShiftPack,
+    /// `shift_gemv.cu -DBITS=2 -DWIDE=0`
+    ShiftGemvK2,
+    /// `shift_gemv.cu -DBITS=2 -DWIDE=1`
+    ShiftGemvK2Wide,
+    /// `shift_gemv.cu -DBITS=3 -DWIDE=0`
+    ShiftGemvK3,
+    /// `shift_gemv.cu -DBITS=3 -DWIDE=1`
+    ShiftGemvK3Wide,
+    /// `shift_gemv.cu -DBITS=4 -DWIDE=0`
+    ShiftGemvK4,
+    /// `shift_gemv.cu -DBITS=4 -DWIDE=1`
+    ShiftGemvK4Wide,
+    /// `shift_gemv.cu -DBITS=5 -DWIDE=0`
+    ShiftGemvK5,
+    /// `shift_gemv.cu -DBITS=5 -DWIDE=1`
+    ShiftGemvK5Wide,
+    /// `shift_gemv.cu -DBITS=6 -DWIDE=0`
+    ShiftGemvK6,
+    /// `shift_gemv.cu -DBITS=6 -DWIDE=1`
+    ShiftGemvK6Wide,
 }
 
 impl Module {
@@ -102,6 +166,38 @@ impl Module {
         Module::AnsLatticeE8,
         Module::AnsTrellis,
         Module::Quantize,
+        Module::ViterbiS4,
+        Module::ViterbiS5,
+        Module::ViterbiS6,
+        Module::ViterbiS8,
+        Module::ViterbiGains,
+        Module::RiceGemvK1B1,
+        Module::RiceGemvK1B2,
+        Module::RiceGemvK1B4,
+        Module::RiceGemvK1B8,
+        Module::RiceGemvK2B1,
+        Module::RiceGemvK2B2,
+        Module::RiceGemvK2B4,
+        Module::RiceGemvK2B8,
+        Module::RiceGemvK3B1,
+        Module::RiceGemvK3B2,
+        Module::RiceGemvK3B4,
+        Module::RiceGemvK3B8,
+        Module::RiceGemvK4B1,
+        Module::RiceGemvK4B2,
+        Module::RiceGemvK4B4,
+        Module::RiceGemvK4B8,
+        Module::ShiftPack,
+        Module::ShiftGemvK2,
+        Module::ShiftGemvK2Wide,
+        Module::ShiftGemvK3,
+        Module::ShiftGemvK3Wide,
+        Module::ShiftGemvK4,
+        Module::ShiftGemvK4Wide,
+        Module::ShiftGemvK5,
+        Module::ShiftGemvK5Wide,
+        Module::ShiftGemvK6,
+        Module::ShiftGemvK6Wide,
     ];
 
     /// Its name in `kernels.toml`.
@@ -130,6 +226,38 @@ impl Module {
             Module::AnsLatticeE8 => "ans_lattice_e8",
             Module::AnsTrellis => "ans_trellis",
             Module::Quantize => "quantize",
+            Module::ViterbiS4 => "viterbi_s4",
+            Module::ViterbiS5 => "viterbi_s5",
+            Module::ViterbiS6 => "viterbi_s6",
+            Module::ViterbiS8 => "viterbi_s8",
+            Module::ViterbiGains => "viterbi_gains",
+            Module::RiceGemvK1B1 => "rice_gemv_k1_b1",
+            Module::RiceGemvK1B2 => "rice_gemv_k1_b2",
+            Module::RiceGemvK1B4 => "rice_gemv_k1_b4",
+            Module::RiceGemvK1B8 => "rice_gemv_k1_b8",
+            Module::RiceGemvK2B1 => "rice_gemv_k2_b1",
+            Module::RiceGemvK2B2 => "rice_gemv_k2_b2",
+            Module::RiceGemvK2B4 => "rice_gemv_k2_b4",
+            Module::RiceGemvK2B8 => "rice_gemv_k2_b8",
+            Module::RiceGemvK3B1 => "rice_gemv_k3_b1",
+            Module::RiceGemvK3B2 => "rice_gemv_k3_b2",
+            Module::RiceGemvK3B4 => "rice_gemv_k3_b4",
+            Module::RiceGemvK3B8 => "rice_gemv_k3_b8",
+            Module::RiceGemvK4B1 => "rice_gemv_k4_b1",
+            Module::RiceGemvK4B2 => "rice_gemv_k4_b2",
+            Module::RiceGemvK4B4 => "rice_gemv_k4_b4",
+            Module::RiceGemvK4B8 => "rice_gemv_k4_b8",
+            Module::ShiftPack => "shift_pack",
+            Module::ShiftGemvK2 => "shift_gemv_k2",
+            Module::ShiftGemvK2Wide => "shift_gemv_k2_wide",
+            Module::ShiftGemvK3 => "shift_gemv_k3",
+            Module::ShiftGemvK3Wide => "shift_gemv_k3_wide",
+            Module::ShiftGemvK4 => "shift_gemv_k4",
+            Module::ShiftGemvK4Wide => "shift_gemv_k4_wide",
+            Module::ShiftGemvK5 => "shift_gemv_k5",
+            Module::ShiftGemvK5Wide => "shift_gemv_k5_wide",
+            Module::ShiftGemvK6 => "shift_gemv_k6",
+            Module::ShiftGemvK6Wide => "shift_gemv_k6_wide",
         }
     }
 
@@ -167,21 +295,24 @@ impl Module {
                 Entry { name: "model_tile_256", param_bytes: 88 },
             ],
             Module::ModelDenseF32 => &[
-                Entry { name: "model_gemv_1", param_bytes: 40 },
+                Entry { name: "model_gemv_tall", param_bytes: 40 },
+                Entry { name: "model_gemv_low", param_bytes: 40 },
                 Entry { name: "model_gemv_2", param_bytes: 40 },
                 Entry { name: "model_gemv_4", param_bytes: 40 },
                 Entry { name: "model_gemv_8", param_bytes: 40 },
                 Entry { name: "model_gemm", param_bytes: 40 },
             ],
             Module::ModelDenseF16 => &[
-                Entry { name: "model_gemv_1", param_bytes: 40 },
+                Entry { name: "model_gemv_tall", param_bytes: 40 },
+                Entry { name: "model_gemv_low", param_bytes: 40 },
                 Entry { name: "model_gemv_2", param_bytes: 40 },
                 Entry { name: "model_gemv_4", param_bytes: 40 },
                 Entry { name: "model_gemv_8", param_bytes: 40 },
                 Entry { name: "model_gemm", param_bytes: 40 },
             ],
             Module::ModelDenseBf16 => &[
-                Entry { name: "model_gemv_1", param_bytes: 40 },
+                Entry { name: "model_gemv_tall", param_bytes: 40 },
+                Entry { name: "model_gemv_low", param_bytes: 40 },
                 Entry { name: "model_gemv_2", param_bytes: 40 },
                 Entry { name: "model_gemv_4", param_bytes: 40 },
                 Entry { name: "model_gemv_8", param_bytes: 40 },
@@ -307,6 +438,131 @@ impl Module {
                 Entry { name: "quantize_write_d4", param_bytes: 80 },
                 Entry { name: "quantize_write_e8", param_bytes: 80 },
             ],
+            Module::ViterbiS4 => &[
+                Entry { name: "viterbi_r8", param_bytes: 104 },
+                Entry { name: "viterbi_r4", param_bytes: 104 },
+                Entry { name: "viterbi_r2", param_bytes: 104 },
+            ],
+            Module::ViterbiS5 => &[
+                Entry { name: "viterbi_r8", param_bytes: 104 },
+                Entry { name: "viterbi_r4", param_bytes: 104 },
+            ],
+            Module::ViterbiS6 => &[
+                Entry { name: "viterbi_r8", param_bytes: 104 },
+                Entry { name: "viterbi_r4", param_bytes: 104 },
+            ],
+            Module::ViterbiS8 => &[
+                Entry { name: "viterbi_r8", param_bytes: 104 },
+                Entry { name: "viterbi_r4", param_bytes: 104 },
+            ],
+            Module::ViterbiGains => &[
+                Entry { name: "viterbi_gains", param_bytes: 80 },
+            ],
+            Module::RiceGemvK1B1 => &[
+                Entry { name: "rice_gemv", param_bytes: 120 },
+            ],
+            Module::RiceGemvK1B2 => &[
+                Entry { name: "rice_gemv", param_bytes: 120 },
+            ],
+            Module::RiceGemvK1B4 => &[
+                Entry { name: "rice_gemv", param_bytes: 120 },
+            ],
+            Module::RiceGemvK1B8 => &[
+                Entry { name: "rice_gemv", param_bytes: 120 },
+            ],
+            Module::RiceGemvK2B1 => &[
+                Entry { name: "rice_gemv", param_bytes: 120 },
+            ],
+            Module::RiceGemvK2B2 => &[
+                Entry { name: "rice_gemv", param_bytes: 120 },
+            ],
+            Module::RiceGemvK2B4 => &[
+                Entry { name: "rice_gemv", param_bytes: 120 },
+            ],
+            Module::RiceGemvK2B8 => &[
+                Entry { name: "rice_gemv", param_bytes: 120 },
+            ],
+            Module::RiceGemvK3B1 => &[
+                Entry { name: "rice_gemv", param_bytes: 120 },
+            ],
+            Module::RiceGemvK3B2 => &[
+                Entry { name: "rice_gemv", param_bytes: 120 },
+            ],
+            Module::RiceGemvK3B4 => &[
+                Entry { name: "rice_gemv", param_bytes: 120 },
+            ],
+            Module::RiceGemvK3B8 => &[
+                Entry { name: "rice_gemv", param_bytes: 120 },
+            ],
+            Module::RiceGemvK4B1 => &[
+                Entry { name: "rice_gemv", param_bytes: 120 },
+            ],
+            Module::RiceGemvK4B2 => &[
+                Entry { name: "rice_gemv", param_bytes: 120 },
+            ],
+            Module::RiceGemvK4B4 => &[
+                Entry { name: "rice_gemv", param_bytes: 120 },
+            ],
+            Module::RiceGemvK4B8 => &[
+                Entry { name: "rice_gemv", param_bytes: 120 },
+            ],
+            Module::ShiftPack => &[
+                Entry { name: "shift_pack", param_bytes: 56 },
+                Entry { name: "shift_random", param_bytes: 24 },
+                Entry { name: "shift_exact", param_bytes: 64 },
+            ],
+            Module::ShiftGemvK2 => &[
+                Entry { name: "shift_gemv_quantiles_rows", param_bytes: 160 },
+                Entry { name: "shift_gemv_quantiles_tiles", param_bytes: 160 },
+                Entry { name: "shift_gemv_pairs_rows", param_bytes: 160 },
+                Entry { name: "shift_gemv_pairs_tiles", param_bytes: 160 },
+            ],
+            Module::ShiftGemvK2Wide => &[
+                Entry { name: "shift_gemv_quantiles_rows", param_bytes: 160 },
+                Entry { name: "shift_gemv_quantiles_tiles", param_bytes: 160 },
+                Entry { name: "shift_gemv_pairs_rows", param_bytes: 160 },
+                Entry { name: "shift_gemv_pairs_tiles", param_bytes: 160 },
+            ],
+            Module::ShiftGemvK3 => &[
+                Entry { name: "shift_gemv_quantiles_rows", param_bytes: 160 },
+                Entry { name: "shift_gemv_quantiles_tiles", param_bytes: 160 },
+                Entry { name: "shift_gemv_pairs_rows", param_bytes: 160 },
+                Entry { name: "shift_gemv_pairs_tiles", param_bytes: 160 },
+            ],
+            Module::ShiftGemvK3Wide => &[
+                Entry { name: "shift_gemv_quantiles_rows", param_bytes: 160 },
+                Entry { name: "shift_gemv_quantiles_tiles", param_bytes: 160 },
+                Entry { name: "shift_gemv_pairs_rows", param_bytes: 160 },
+                Entry { name: "shift_gemv_pairs_tiles", param_bytes: 160 },
+            ],
+            Module::ShiftGemvK4 => &[
+                Entry { name: "shift_gemv_quantiles_rows", param_bytes: 160 },
+                Entry { name: "shift_gemv_quantiles_tiles", param_bytes: 160 },
+                Entry { name: "shift_gemv_pairs_rows", param_bytes: 160 },
+                Entry { name: "shift_gemv_pairs_tiles", param_bytes: 160 },
+            ],
+            Module::ShiftGemvK4Wide => &[
+                Entry { name: "shift_gemv_quantiles_rows", param_bytes: 160 },
+                Entry { name: "shift_gemv_quantiles_tiles", param_bytes: 160 },
+                Entry { name: "shift_gemv_pairs_rows", param_bytes: 160 },
+                Entry { name: "shift_gemv_pairs_tiles", param_bytes: 160 },
+            ],
+            Module::ShiftGemvK5 => &[
+                Entry { name: "shift_gemv_quantiles_rows", param_bytes: 160 },
+                Entry { name: "shift_gemv_quantiles_tiles", param_bytes: 160 },
+            ],
+            Module::ShiftGemvK5Wide => &[
+                Entry { name: "shift_gemv_quantiles_rows", param_bytes: 160 },
+                Entry { name: "shift_gemv_quantiles_tiles", param_bytes: 160 },
+            ],
+            Module::ShiftGemvK6 => &[
+                Entry { name: "shift_gemv_quantiles_rows", param_bytes: 160 },
+                Entry { name: "shift_gemv_quantiles_tiles", param_bytes: 160 },
+            ],
+            Module::ShiftGemvK6Wide => &[
+                Entry { name: "shift_gemv_quantiles_rows", param_bytes: 160 },
+                Entry { name: "shift_gemv_quantiles_tiles", param_bytes: 160 },
+            ],
         }
     }
 
@@ -331,13 +587,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "8b5f5600681df2d585cf6a2cb02773a25ebc8128ddc4bf801f8e38a50a181337",
+                    hash: "b7f3cfda7be521fd19efcc73a0356e0a564cb4a0abb479fdaaca563672bab55c",
                     ptx: include_str!("../../ptx/model_ops.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "3ed7bc7f58f874dc91be30e2451ed901f1fec58f87df8e4ff48dcb9c64ce4531",
+                    hash: "5d1f0a65e8708fd743c939da49ec598d3240b4b6b82d259026af1ee2bdd0e462",
                     ptx: include_str!("../../ptx/model_ops.sm_90a.ptx"),
                 },
             ],
@@ -345,13 +601,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "40af82c8ec644b48fa0a866bd4c174d113eaa54a6cf552d83fba1cc8014185fc",
+                    hash: "7e4cd887ab5435d6effaa52450ac4a46a6fe5d207be4cbd9a5d30b686fbf20da",
                     ptx: include_str!("../../ptx/model_attend_f16.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "d15ca60b4436f9c1638d6d19378512e00cdd4313739477dbff55391a1fae534a",
+                    hash: "67e94c7cabc8a111cf9d8f935b17631612fa42d71bd30701caa2e0a02ec6735d",
                     ptx: include_str!("../../ptx/model_attend_f16.sm_90a.ptx"),
                 },
             ],
@@ -359,13 +615,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "c164c8e6baa241e9d4f0e52524e6047695b8cb4b1f240d1133adb9a2ccabb865",
+                    hash: "d589101cf49f5b1dcc894535e4a256740b27ac0d87c1f0cb700265679e0ef4d5",
                     ptx: include_str!("../../ptx/model_attend_f32.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "5974af718d41a3f525cc434f8fa7fdffeaf3b75c83d187ee202da2add0826950",
+                    hash: "7cf20e7a38be8fa81f2932c92001a2f4b5159e9a8d047dcb06939af7e6ffe9b3",
                     ptx: include_str!("../../ptx/model_attend_f32.sm_90a.ptx"),
                 },
             ],
@@ -373,13 +629,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "c7c58b52641087205d11a8bb5212cdda3218dd454abf499b83ce68be2d90b1a1",
+                    hash: "888d1667400a898deeb05e0ca811d5e078f468ed213c7ba26dfcd290eec14a95",
                     ptx: include_str!("../../ptx/model_dense_f32.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "9f0aced761ef6d09243012e022e130d7c6ed5a55d3d5c4ab52ba749acd70cc08",
+                    hash: "2c57582cd01780b82f476993dbd70fd49b1f6ab9be3bcf7b5b26865c1bd3424d",
                     ptx: include_str!("../../ptx/model_dense_f32.sm_90a.ptx"),
                 },
             ],
@@ -387,13 +643,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "95f432891c68ac56556e57c689b636a742dd962a4a808bb366da4e131589e588",
+                    hash: "ccf68ea4492b645def7a88af5a3701a47b8a499f1287a38be78a7e73435aae01",
                     ptx: include_str!("../../ptx/model_dense_f16.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "a9d5dd67e99ac98cecaa76bb3c30e933e2f3bc759dd2ed0e5dca521aaffd0be1",
+                    hash: "ad781e235a053bae5543ebd45d57fbf2ee21bba6093eaf4cd4fd7398833cfafc",
                     ptx: include_str!("../../ptx/model_dense_f16.sm_90a.ptx"),
                 },
             ],
@@ -401,13 +657,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "2f04c0b557b54ac4357227fca1b2361d5a658fbc2f0596dd222ac574f4c09415",
+                    hash: "23c8c81f59257ce2ad98754a13ad33baf6a8cd6a3e564f8e590c2a7e161ad03e",
                     ptx: include_str!("../../ptx/model_dense_bf16.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "74deb8a97d966dd5b3372852c763b488be9e86030881176e3b5f9585de59a25d",
+                    hash: "d1f042cb29fdf10bd926aff089cd25be26a3b8f1a46654454d45f7a6f8b5b634",
                     ptx: include_str!("../../ptx/model_dense_bf16.sm_90a.ptx"),
                 },
             ],
@@ -633,6 +889,454 @@ impl Module {
                     ptx_version: (8, 0),
                     hash: "f575ddc5cd5a3e8c73fa76d5a2b7488895fc6a57ffa940105b2f54e093d5e130",
                     ptx: include_str!("../../ptx/quantize.sm_90a.ptx"),
+                },
+            ],
+            Module::ViterbiS4 => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "e1384afd682af1ef9bf09d61f703a5cdae61befc3b003181b6bb30674d5594bd",
+                    ptx: include_str!("../../ptx/viterbi_s4.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "79effed878548b472f242472df4f10e2a356fd751c3e4129aeac083135aada7c",
+                    ptx: include_str!("../../ptx/viterbi_s4.sm_90a.ptx"),
+                },
+            ],
+            Module::ViterbiS5 => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "d063514bc222d0b9d39ede1fc0fc965f007fc0899d6b00a09270f99790095730",
+                    ptx: include_str!("../../ptx/viterbi_s5.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "68481792ffd7bdd48d49974e6fa864be634a6d8e40a78b49639e9a53be46bd27",
+                    ptx: include_str!("../../ptx/viterbi_s5.sm_90a.ptx"),
+                },
+            ],
+            Module::ViterbiS6 => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "fb4d87698cc8e694cdc55485f4fa6462f67ebfed19ec950ca0688d1fd9f255d1",
+                    ptx: include_str!("../../ptx/viterbi_s6.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "52ab70958fa56b37164dde5e3121f12b229cdd66165716028b373e9646fa869a",
+                    ptx: include_str!("../../ptx/viterbi_s6.sm_90a.ptx"),
+                },
+            ],
+            Module::ViterbiS8 => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "2e55f42ab63d3832f4348ce4794e42fc250e5c9129581152c8502b0721153794",
+                    ptx: include_str!("../../ptx/viterbi_s8.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "baca11639448c00682b9d2dd36f76e10aee91cc48a49650156b10e78312ae1fe",
+                    ptx: include_str!("../../ptx/viterbi_s8.sm_90a.ptx"),
+                },
+            ],
+            Module::ViterbiGains => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "2ae0e11e9ceb5f013a391a3c5dab1977bcbb4ad03164c17fd1122fc6597eea89",
+                    ptx: include_str!("../../ptx/viterbi_gains.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "7c63ea0885f7dfe5a712cb53d02df143d48991ad33556d9639d9110706af641a",
+                    ptx: include_str!("../../ptx/viterbi_gains.sm_90a.ptx"),
+                },
+            ],
+            Module::RiceGemvK1B1 => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "3437d8d389fb7fe0c336ed8dc77f46bff58904f0226f8eee6928cac0d3461939",
+                    ptx: include_str!("../../ptx/rice_gemv_k1_b1.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "a18f02f1c5e98a9f47f15dcaca0dc0948ad2b944d9109974943eebc513d56df7",
+                    ptx: include_str!("../../ptx/rice_gemv_k1_b1.sm_90a.ptx"),
+                },
+            ],
+            Module::RiceGemvK1B2 => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "23fd98375ef18f04d54f17905982190fff3b13427fa35b61496973b849f7edd0",
+                    ptx: include_str!("../../ptx/rice_gemv_k1_b2.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "842ef2195dc9a8f4899fa7fc2825c8b80598412d1dfcd62a690046e485265f39",
+                    ptx: include_str!("../../ptx/rice_gemv_k1_b2.sm_90a.ptx"),
+                },
+            ],
+            Module::RiceGemvK1B4 => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "ecb7598d2eeec4d8e6f6b55ab95727877f8de4833c1de6e8e8f369bf56cae359",
+                    ptx: include_str!("../../ptx/rice_gemv_k1_b4.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "25939a77beb0570f485204d9e5f3ca7cad4eb785bb841420443f7ee218a8825d",
+                    ptx: include_str!("../../ptx/rice_gemv_k1_b4.sm_90a.ptx"),
+                },
+            ],
+            Module::RiceGemvK1B8 => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "e5a017a579fe66d62b56255b04078114eb6e07eb536122fcddea0e06baa09b9e",
+                    ptx: include_str!("../../ptx/rice_gemv_k1_b8.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "65f44dc4af09e014be75ff6c48088ccacd9ea749439a3155c1581a66a93a6f50",
+                    ptx: include_str!("../../ptx/rice_gemv_k1_b8.sm_90a.ptx"),
+                },
+            ],
+            Module::RiceGemvK2B1 => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "82a13ed824fce1ed446af22c948105299fb97622046c4c1ed61849c656884e11",
+                    ptx: include_str!("../../ptx/rice_gemv_k2_b1.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "9d10f3b218cb0956fc19347bdc6736ecd2ecb56073874a0240a2ea78f4674a06",
+                    ptx: include_str!("../../ptx/rice_gemv_k2_b1.sm_90a.ptx"),
+                },
+            ],
+            Module::RiceGemvK2B2 => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "f1317ea32caf9a477feb59f3b70bd1cdbfe36be9125348508e5476f4cd5c4de4",
+                    ptx: include_str!("../../ptx/rice_gemv_k2_b2.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "62fa2665082b5e0d77a80e049a09c656b96e62d88e7b344efc805d7a510cb044",
+                    ptx: include_str!("../../ptx/rice_gemv_k2_b2.sm_90a.ptx"),
+                },
+            ],
+            Module::RiceGemvK2B4 => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "ed9373de10fbd276a9914fd6abced03d1847bd477a5393cde42c7c22023934c8",
+                    ptx: include_str!("../../ptx/rice_gemv_k2_b4.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "ca73d31522935e815cddda2cd97c71a9c7dbbf7a7fbd490e321dd1f20f483300",
+                    ptx: include_str!("../../ptx/rice_gemv_k2_b4.sm_90a.ptx"),
+                },
+            ],
+            Module::RiceGemvK2B8 => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "be59e7563b762585aadae49866a64e51f66083b8f4ca63039dee60e6b1b6149e",
+                    ptx: include_str!("../../ptx/rice_gemv_k2_b8.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "5cb295eaf79d52f703fbec7b5d74e4d6ffc210f55e9346a36b853da2510f19a4",
+                    ptx: include_str!("../../ptx/rice_gemv_k2_b8.sm_90a.ptx"),
+                },
+            ],
+            Module::RiceGemvK3B1 => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "f638905e1f99144f93ebd8d31003e93a0b75e4b9c0ba7877f86d458dcfba3cc0",
+                    ptx: include_str!("../../ptx/rice_gemv_k3_b1.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "cefaa981e6324170b246ebff1c1ebf3cfcfb727b32d6f66b4486f26b1d3f400a",
+                    ptx: include_str!("../../ptx/rice_gemv_k3_b1.sm_90a.ptx"),
+                },
+            ],
+            Module::RiceGemvK3B2 => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "b48f508552d541211bff38f70dc556d70d0c3e1e6f02d7f061b41adbdb3ce520",
+                    ptx: include_str!("../../ptx/rice_gemv_k3_b2.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "e52073d97a4c0ea75198569d9458b1446c4445d57fd872d5ab87e3765b00302e",
+                    ptx: include_str!("../../ptx/rice_gemv_k3_b2.sm_90a.ptx"),
+                },
+            ],
+            Module::RiceGemvK3B4 => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "d9d0378f98ff79b47c486ae1940264d2e0dbdcfe35d6aeeefaedd1a85c38aee2",
+                    ptx: include_str!("../../ptx/rice_gemv_k3_b4.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "5a27ab0d144f436275284ce55c5a3e1c49ebdbcd98a5875ceee08793046c0bd4",
+                    ptx: include_str!("../../ptx/rice_gemv_k3_b4.sm_90a.ptx"),
+                },
+            ],
+            Module::RiceGemvK3B8 => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "411893424fd997aba149296fb7983a03fabd8d96e40a8597e185bbabf99e58f4",
+                    ptx: include_str!("../../ptx/rice_gemv_k3_b8.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "70bce995a45c7f29e117c6d0a0d1d28031d28b1c6f0f3e966746be6a0d0f19de",
+                    ptx: include_str!("../../ptx/rice_gemv_k3_b8.sm_90a.ptx"),
+                },
+            ],
+            Module::RiceGemvK4B1 => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "13e2d5b8cf8f1f317f32b489975ae408ee34cc8ba480f3c326214b0846d33337",
+                    ptx: include_str!("../../ptx/rice_gemv_k4_b1.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "9496971178f564ba8f458a0893fe8a9464bd518b0520a29404c5090c806705e5",
+                    ptx: include_str!("../../ptx/rice_gemv_k4_b1.sm_90a.ptx"),
+                },
+            ],
+            Module::RiceGemvK4B2 => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "baa1232c7a59aa7241947989bd49db4c0a65f7559b0daa4decc2be5d7332e991",
+                    ptx: include_str!("../../ptx/rice_gemv_k4_b2.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "1ba2e4f1f86f6a843a8c07248a466f20cd3e8ccd79f4982b6c4a20f59a627819",
+                    ptx: include_str!("../../ptx/rice_gemv_k4_b2.sm_90a.ptx"),
+                },
+            ],
+            Module::RiceGemvK4B4 => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "e0948231d5f79cc221ff6da5f8526883e66d1e60d07e1b9dd2fecbb1803ceaa1",
+                    ptx: include_str!("../../ptx/rice_gemv_k4_b4.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "460de85a5c266c400a1ed73943fc1da4e1a3f632205b6688f90780a8fa329623",
+                    ptx: include_str!("../../ptx/rice_gemv_k4_b4.sm_90a.ptx"),
+                },
+            ],
+            Module::RiceGemvK4B8 => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "55c4955861888fb5a88c78e6dc1e2304e1aff5c0ae80a8c263692cdb194a0fa3",
+                    ptx: include_str!("../../ptx/rice_gemv_k4_b8.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "1f3bcd78ae362792859e76a7edfa4a50ec8c917c5537089209f24b590a46d193",
+                    ptx: include_str!("../../ptx/rice_gemv_k4_b8.sm_90a.ptx"),
+                },
+            ],
+            Module::ShiftPack => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "4917dac60641ce9591736ec6c83ad1f4c1a4abe7fe8e138b7bd091f840316c22",
+                    ptx: include_str!("../../ptx/shift_pack.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "e85d3eda4b92b3f31896837262a500a0128438b726ecb455ca69728dedf1f9ff",
+                    ptx: include_str!("../../ptx/shift_pack.sm_90a.ptx"),
+                },
+            ],
+            Module::ShiftGemvK2 => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "a839eb29754fed76c93b1e1ff8f6edfa592e8e5a8f373de77e7298f3df516474",
+                    ptx: include_str!("../../ptx/shift_gemv_k2.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "ddaa1991d00b2f5f6a3ee36feb09d9aacedb1cf3b980004b7478160ef99678a6",
+                    ptx: include_str!("../../ptx/shift_gemv_k2.sm_90a.ptx"),
+                },
+            ],
+            Module::ShiftGemvK2Wide => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "c4e989b5b76f998f31d5f48cd5eb0a0b3540ba45503dfa0995df8665d8ba02f0",
+                    ptx: include_str!("../../ptx/shift_gemv_k2_wide.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "61bc0a003e282642ddbefb20fa6e03161b6d140d281ddcd3d1f22af24bef7c50",
+                    ptx: include_str!("../../ptx/shift_gemv_k2_wide.sm_90a.ptx"),
+                },
+            ],
+            Module::ShiftGemvK3 => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "22d9fc8c50e045dc4ac10f85ac2a7a1a9da51a5c4616f99a297a0e81a1d035c4",
+                    ptx: include_str!("../../ptx/shift_gemv_k3.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "c09c384b68f6d69ee3f353c9faa8a0eebab43578ca2cae8c4ea3a307da1aa21d",
+                    ptx: include_str!("../../ptx/shift_gemv_k3.sm_90a.ptx"),
+                },
+            ],
+            Module::ShiftGemvK3Wide => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "abad8581fe077617729c9a2c9b5b124dbe865326b48c71139438db8fa0627edf",
+                    ptx: include_str!("../../ptx/shift_gemv_k3_wide.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "8155c690c2ddbd894e3e17dad2d1925f96afe752b6df23bbc424d87880e09cc0",
+                    ptx: include_str!("../../ptx/shift_gemv_k3_wide.sm_90a.ptx"),
+                },
+            ],
+            Module::ShiftGemvK4 => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "8fd86422fc7ed3867e013e0d84b47a297c35383cdddd8bb71fafd6371a4390b7",
+                    ptx: include_str!("../../ptx/shift_gemv_k4.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "924f0c07ab44c9a63e2ff97e0cf99413f5e48855527f4352dd1071c9adfcec0f",
+                    ptx: include_str!("../../ptx/shift_gemv_k4.sm_90a.ptx"),
+                },
+            ],
+            Module::ShiftGemvK4Wide => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "8e757cd2b0a34504120b27c4a08d268a4a69023fdc9f52148e7b682e1e2f9955",
+                    ptx: include_str!("../../ptx/shift_gemv_k4_wide.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "b6a3f79de21815e503f494c9e238305fb0f2bceed5d2885e447e97003a2d070c",
+                    ptx: include_str!("../../ptx/shift_gemv_k4_wide.sm_90a.ptx"),
+                },
+            ],
+            Module::ShiftGemvK5 => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "65236b7b12e0c4b590b293e998d20b85eff485a81927f87046d3c77a6d123b71",
+                    ptx: include_str!("../../ptx/shift_gemv_k5.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "2a05d3a85339dd43e419f6be1cbaed23b4c07f64aa4e42f5d90960e56e6f61bc",
+                    ptx: include_str!("../../ptx/shift_gemv_k5.sm_90a.ptx"),
+                },
+            ],
+            Module::ShiftGemvK5Wide => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "9f8bb3bb56291be4374e1b0032b913de022826cfaca09ae59a9c2592f31f187f",
+                    ptx: include_str!("../../ptx/shift_gemv_k5_wide.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "9fa807ea4e12c73227256a2c27466b8702d9a08c65bec2cfaf9c9549a8ccce00",
+                    ptx: include_str!("../../ptx/shift_gemv_k5_wide.sm_90a.ptx"),
+                },
+            ],
+            Module::ShiftGemvK6 => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "e459253b16d6dcfd796c773d80d07b199f1e02bc0957c9cb8ff5c39799a4fdc9",
+                    ptx: include_str!("../../ptx/shift_gemv_k6.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "064636945e245a1fc7cb6623769d33ad41d484abe1ceafb6b8ab2f8f191d7ebd",
+                    ptx: include_str!("../../ptx/shift_gemv_k6.sm_90a.ptx"),
+                },
+            ],
+            Module::ShiftGemvK6Wide => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "f1c77916b3562f265bdf7577282e915e5d5c3fed26f33769f67eb6320c09deab",
+                    ptx: include_str!("../../ptx/shift_gemv_k6_wide.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "b7203cc05ca942bb28a58d62363d2a05045195477c1c1c73185dfb0a4d161ae9",
+                    ptx: include_str!("../../ptx/shift_gemv_k6_wide.sm_90a.ptx"),
                 },
             ],
         }

@@ -261,7 +261,7 @@ pub(crate) struct ModelAttendParams {
     pub(crate) values: u64,
     /// `float*`: `[n, heads, head_dim]`
     pub(crate) out: u64,
-    /// `float*`: split: `[n, heads, n_splits, head_stride + 2]`
+    /// `float*`: split: `[n, heads, n_splits, part_len]`
     pub(crate) parts: u64,
     /// `uint32_t*`: split: one per row and block of heads, 0 before and after
     pub(crate) counters: u64,
@@ -279,8 +279,10 @@ pub(crate) struct ModelAttendParams {
     pub(crate) head_stride: u32,
     /// `capacity`
     pub(crate) capacity: u32,
-    /// split: least positions of a block, a multiple of 16
+    /// split: least positions of a block, a multiple of 128
     pub(crate) min_span: u32,
+    /// split: at least head_dim + 2
+    pub(crate) part_len: u32,
 }
 
 const _: () = assert!(size_of::<ModelAttendParams>() == 88);
@@ -298,6 +300,7 @@ const _: () = assert!(offset_of!(ModelAttendParams, head_dim) == 68);
 const _: () = assert!(offset_of!(ModelAttendParams, head_stride) == 72);
 const _: () = assert!(offset_of!(ModelAttendParams, capacity) == 76);
 const _: () = assert!(offset_of!(ModelAttendParams, min_span) == 80);
+const _: () = assert!(offset_of!(ModelAttendParams, part_len) == 84);
 
 // SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
 unsafe impl Params for ModelAttendParams {}
@@ -729,3 +732,454 @@ const _: () = assert!(offset_of!(QuantizeStreamParams, k) == 68);
 
 // SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
 unsafe impl Params for QuantizeStreamParams {}
+
+/// Strings of one shape of region: all rows, or all tiles that are cut alike by the edges of the matrix.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct ViterbiParams {
+    /// `const uint4*`: weights of four suffixes: (block of 32, way, lane)
+    pub(crate) table: u64,
+    /// `const float*`: `[rows, cols]`, of unit variance
+    pub(crate) values: u64,
+    /// `uint32_t*`: `[strings, words_per_string]`
+    pub(crate) words: u64,
+    /// `unsigned char*`: scratch: `ways_stride` bytes per string of a block, per block
+    pub(crate) ways: u64,
+    /// `ways_stride`
+    pub(crate) ways_stride: u64,
+    /// strings of this launch
+    pub(crate) n_strings: u32,
+    /// `cols`
+    pub(crate) cols: u32,
+    /// L
+    pub(crate) state_bits: u32,
+    /// weights of a step
+    pub(crate) v: u32,
+    /// of a string
+    pub(crate) n_steps: u32,
+    /// steps searched on either side of the seam
+    pub(crate) seam: u32,
+    /// `words_per_string`
+    pub(crate) words_per_string: u32,
+    /// 1: strings are tiles of 16 x 16, 0: rows
+    pub(crate) tiles: u32,
+    /// strings of a block of rows
+    pub(crate) tiles_per_row: u32,
+    /// strings of this launch in a block of rows
+    pub(crate) class_cols: u32,
+    /// block of rows of the first string
+    pub(crate) first_row: u32,
+    /// its place in the block
+    pub(crate) first_col: u32,
+    /// rows of a string within the matrix
+    pub(crate) region_rows: u32,
+    /// columns of a string within the matrix
+    pub(crate) region_cols: u32,
+    /// threads of a set of strings
+    pub(crate) set_threads: u32,
+}
+
+const _: () = assert!(size_of::<ViterbiParams>() == 104);
+const _: () = assert!(offset_of!(ViterbiParams, table) == 0);
+const _: () = assert!(offset_of!(ViterbiParams, values) == 8);
+const _: () = assert!(offset_of!(ViterbiParams, words) == 16);
+const _: () = assert!(offset_of!(ViterbiParams, ways) == 24);
+const _: () = assert!(offset_of!(ViterbiParams, ways_stride) == 32);
+const _: () = assert!(offset_of!(ViterbiParams, n_strings) == 40);
+const _: () = assert!(offset_of!(ViterbiParams, cols) == 44);
+const _: () = assert!(offset_of!(ViterbiParams, state_bits) == 48);
+const _: () = assert!(offset_of!(ViterbiParams, v) == 52);
+const _: () = assert!(offset_of!(ViterbiParams, n_steps) == 56);
+const _: () = assert!(offset_of!(ViterbiParams, seam) == 60);
+const _: () = assert!(offset_of!(ViterbiParams, words_per_string) == 64);
+const _: () = assert!(offset_of!(ViterbiParams, tiles) == 68);
+const _: () = assert!(offset_of!(ViterbiParams, tiles_per_row) == 72);
+const _: () = assert!(offset_of!(ViterbiParams, class_cols) == 76);
+const _: () = assert!(offset_of!(ViterbiParams, first_row) == 80);
+const _: () = assert!(offset_of!(ViterbiParams, first_col) == 84);
+const _: () = assert!(offset_of!(ViterbiParams, region_rows) == 88);
+const _: () = assert!(offset_of!(ViterbiParams, region_cols) == 92);
+const _: () = assert!(offset_of!(ViterbiParams, set_threads) == 96);
+
+// SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
+unsafe impl Params for ViterbiParams {}
+
+/// Least-squares gain of each row over its decoded values.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct ViterbiGainsParams {
+    /// `const float*`: `[rows, cols]`, of unit variance
+    pub(crate) values: u64,
+    /// `const uint32_t*`: `[strings, words_per_string]`
+    pub(crate) words: u64,
+    /// `const uint32_t*`: 1024 words of the code
+    pub(crate) table: u64,
+    /// `float*`: `[rows]`
+    pub(crate) gains: u64,
+    /// `rows`
+    pub(crate) rows: u32,
+    /// `cols`
+    pub(crate) cols: u32,
+    /// `state_bits`
+    pub(crate) state_bits: u32,
+    /// `step_bits`
+    pub(crate) step_bits: u32,
+    /// weights of a step
+    pub(crate) v: u32,
+    /// `words_per_string`
+    pub(crate) words_per_string: u32,
+    /// `tiles`
+    pub(crate) tiles: u32,
+    /// `tiles_per_row`
+    pub(crate) tiles_per_row: u32,
+    /// 1: the table holds pairs
+    pub(crate) pairs: u32,
+    /// `multipliers`
+    pub(crate) multipliers: [u32; 2],
+    /// factor from values of the code to unit variance
+    pub(crate) step: f32,
+}
+
+const _: () = assert!(size_of::<ViterbiGainsParams>() == 80);
+const _: () = assert!(offset_of!(ViterbiGainsParams, values) == 0);
+const _: () = assert!(offset_of!(ViterbiGainsParams, words) == 8);
+const _: () = assert!(offset_of!(ViterbiGainsParams, table) == 16);
+const _: () = assert!(offset_of!(ViterbiGainsParams, gains) == 24);
+const _: () = assert!(offset_of!(ViterbiGainsParams, rows) == 32);
+const _: () = assert!(offset_of!(ViterbiGainsParams, cols) == 36);
+const _: () = assert!(offset_of!(ViterbiGainsParams, state_bits) == 40);
+const _: () = assert!(offset_of!(ViterbiGainsParams, step_bits) == 44);
+const _: () = assert!(offset_of!(ViterbiGainsParams, v) == 48);
+const _: () = assert!(offset_of!(ViterbiGainsParams, words_per_string) == 52);
+const _: () = assert!(offset_of!(ViterbiGainsParams, tiles) == 56);
+const _: () = assert!(offset_of!(ViterbiGainsParams, tiles_per_row) == 60);
+const _: () = assert!(offset_of!(ViterbiGainsParams, pairs) == 64);
+const _: () = assert!(offset_of!(ViterbiGainsParams, multipliers) == 68);
+const _: () = assert!(offset_of!(ViterbiGainsParams, step) == 76);
+
+// SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
+unsafe impl Params for ViterbiGainsParams {}
+
+/// Products with E8 points in the plane layout of Rice codes.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct RiceGemvParams {
+    /// `const uint32_t*`: `[n_groups * n_segments, n_chunks, 32, 2 K]`, signs and low bits
+    pub(crate) planes: u64,
+    /// `const uint32_t*`: `[row0[tasks], 32]`, unary parts
+    pub(crate) unary: u64,
+    /// `const uint32_t*`: first row of `unary` of each task, and the end
+    pub(crate) row0: u64,
+    /// `const uint32_t*`: corrections of single points
+    pub(crate) patches: u64,
+    /// `const uint32_t*`: first patch of each task, and the end
+    pub(crate) patch0: u64,
+    /// `const uint32_t*`: 16384 entries: unary parts and length by window
+    pub(crate) table: u64,
+    /// `const float*`: `[n_batch, cols]`
+    pub(crate) x: u64,
+    /// `const uint16_t*`: `[rows]`, bf16
+    pub(crate) scales: u64,
+    /// `float*`: `[n_batch, rows]`
+    pub(crate) y: u64,
+    /// `float*`: `[n_batch, n_segments, 32 n_groups]`, scratch
+    pub(crate) partial: u64,
+    /// `uint32_t*`: `[n_groups]`, zero between launches
+    pub(crate) counters: u64,
+    /// `rows`
+    pub(crate) rows: u32,
+    /// `cols`
+    pub(crate) cols: u32,
+    /// of 32 rows
+    pub(crate) n_groups: u32,
+    /// of at most 512 columns
+    pub(crate) n_segments: u32,
+    /// chunks of 64 columns of the widest segment
+    pub(crate) n_chunks: u32,
+    /// unary rows of the longest task, and one more
+    pub(crate) stage_rows: u32,
+    /// up to BATCH
+    pub(crate) n_batch: u32,
+    /// `step`
+    pub(crate) step: f32,
+}
+
+const _: () = assert!(size_of::<RiceGemvParams>() == 120);
+const _: () = assert!(offset_of!(RiceGemvParams, planes) == 0);
+const _: () = assert!(offset_of!(RiceGemvParams, unary) == 8);
+const _: () = assert!(offset_of!(RiceGemvParams, row0) == 16);
+const _: () = assert!(offset_of!(RiceGemvParams, patches) == 24);
+const _: () = assert!(offset_of!(RiceGemvParams, patch0) == 32);
+const _: () = assert!(offset_of!(RiceGemvParams, table) == 40);
+const _: () = assert!(offset_of!(RiceGemvParams, x) == 48);
+const _: () = assert!(offset_of!(RiceGemvParams, scales) == 56);
+const _: () = assert!(offset_of!(RiceGemvParams, y) == 64);
+const _: () = assert!(offset_of!(RiceGemvParams, partial) == 72);
+const _: () = assert!(offset_of!(RiceGemvParams, counters) == 80);
+const _: () = assert!(offset_of!(RiceGemvParams, rows) == 88);
+const _: () = assert!(offset_of!(RiceGemvParams, cols) == 92);
+const _: () = assert!(offset_of!(RiceGemvParams, n_groups) == 96);
+const _: () = assert!(offset_of!(RiceGemvParams, n_segments) == 100);
+const _: () = assert!(offset_of!(RiceGemvParams, n_chunks) == 104);
+const _: () = assert!(offset_of!(RiceGemvParams, stage_rows) == 108);
+const _: () = assert!(offset_of!(RiceGemvParams, n_batch) == 112);
+const _: () = assert!(offset_of!(RiceGemvParams, step) == 116);
+
+// SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
+unsafe impl Params for RiceGemvParams {}
+
+/// `y = scales * step * (W (R x))`, one activation (shift_gemv.cu).
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct ShiftGemvParams {
+    /// `const uint32_t*`: `[row tiles, row_units]` units of `64 * bits` words
+    pub(crate) words: u64,
+    /// `const uint32_t*`: rows: `[row tiles, row_units, 8]`, else null
+    pub(crate) histories: u64,
+    /// `const uint32_t*`: 1024 words
+    pub(crate) table: u64,
+    /// `const void*`: `[cols]`
+    pub(crate) x: u64,
+    /// `const uint32_t*`: `[row_units, 4]`, one bit per column
+    pub(crate) signs: u64,
+    /// `const uint8_t*`: `[row_units, 128]`, log2 of the tile of each column, or null
+    pub(crate) tile_logs: u64,
+    /// `const __nv_bfloat16*`: `[rows]`
+    pub(crate) scales: u64,
+    /// `void*`: `[rows]`
+    pub(crate) y: u64,
+    /// words from one row tile of a warp to the next
+    pub(crate) tile_step: u64,
+    /// the same for histories
+    pub(crate) history_step: u64,
+    /// `rows`
+    pub(crate) rows: u32,
+    /// `cols`
+    pub(crate) cols: u32,
+    /// units of a row tile
+    pub(crate) row_units: u32,
+    /// first unit of this launch
+    pub(crate) first_unit: u32,
+    /// units of this launch
+    pub(crate) n_units: u32,
+    /// parts of the columns, `blockDim.y`
+    pub(crate) n_parts: u32,
+    /// row tiles at a time, `blockDim.z`
+    pub(crate) n_slots: u32,
+    /// units of a part, rounded up
+    pub(crate) part_units: u32,
+    /// row tiles of a block, rounded down
+    pub(crate) min_tiles: u32,
+    /// blocks that have one more
+    pub(crate) extra_tiles: u32,
+    /// row tiles of a block, rounded up
+    pub(crate) max_tiles: u32,
+    /// multiplier, shifted
+    pub(crate) m0: u32,
+    /// multiplier of the second weight, shifted
+    pub(crate) m1: u32,
+    /// factor from the values of the code to rows of unit RMS
+    pub(crate) step: f32,
+    /// 0 f32, 1 f16, 2 bf16
+    pub(crate) x_type: u32,
+    /// 0 f32, 1 f16, 2 bf16
+    pub(crate) y_type: u32,
+    /// x allows loads of 16 bytes
+    pub(crate) x_vector: u32,
+    /// 0 none, 1 tiles of 128, 2 tiles of `tile_logs`
+    pub(crate) rotation: u32,
+    /// f32: adds to y
+    pub(crate) add: u32,
+}
+
+const _: () = assert!(size_of::<ShiftGemvParams>() == 160);
+const _: () = assert!(offset_of!(ShiftGemvParams, words) == 0);
+const _: () = assert!(offset_of!(ShiftGemvParams, histories) == 8);
+const _: () = assert!(offset_of!(ShiftGemvParams, table) == 16);
+const _: () = assert!(offset_of!(ShiftGemvParams, x) == 24);
+const _: () = assert!(offset_of!(ShiftGemvParams, signs) == 32);
+const _: () = assert!(offset_of!(ShiftGemvParams, tile_logs) == 40);
+const _: () = assert!(offset_of!(ShiftGemvParams, scales) == 48);
+const _: () = assert!(offset_of!(ShiftGemvParams, y) == 56);
+const _: () = assert!(offset_of!(ShiftGemvParams, tile_step) == 64);
+const _: () = assert!(offset_of!(ShiftGemvParams, history_step) == 72);
+const _: () = assert!(offset_of!(ShiftGemvParams, rows) == 80);
+const _: () = assert!(offset_of!(ShiftGemvParams, cols) == 84);
+const _: () = assert!(offset_of!(ShiftGemvParams, row_units) == 88);
+const _: () = assert!(offset_of!(ShiftGemvParams, first_unit) == 92);
+const _: () = assert!(offset_of!(ShiftGemvParams, n_units) == 96);
+const _: () = assert!(offset_of!(ShiftGemvParams, n_parts) == 100);
+const _: () = assert!(offset_of!(ShiftGemvParams, n_slots) == 104);
+const _: () = assert!(offset_of!(ShiftGemvParams, part_units) == 108);
+const _: () = assert!(offset_of!(ShiftGemvParams, min_tiles) == 112);
+const _: () = assert!(offset_of!(ShiftGemvParams, extra_tiles) == 116);
+const _: () = assert!(offset_of!(ShiftGemvParams, max_tiles) == 120);
+const _: () = assert!(offset_of!(ShiftGemvParams, m0) == 124);
+const _: () = assert!(offset_of!(ShiftGemvParams, m1) == 128);
+const _: () = assert!(offset_of!(ShiftGemvParams, step) == 132);
+const _: () = assert!(offset_of!(ShiftGemvParams, x_type) == 136);
+const _: () = assert!(offset_of!(ShiftGemvParams, y_type) == 140);
+const _: () = assert!(offset_of!(ShiftGemvParams, x_vector) == 144);
+const _: () = assert!(offset_of!(ShiftGemvParams, rotation) == 148);
+const _: () = assert!(offset_of!(ShiftGemvParams, add) == 152);
+
+// SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
+unsafe impl Params for ShiftGemvParams {}
+
+/// Whole row tiles, dequantized in the rotated frame (shift_decode.cu).
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct ShiftDecodeParams {
+    /// `const uint32_t*`: as for the product
+    pub(crate) words: u64,
+    /// `const uint32_t*`
+    pub(crate) histories: u64,
+    /// `const uint32_t*`
+    pub(crate) table: u64,
+    /// `const __nv_bfloat16*`: `[rows]`
+    pub(crate) scales: u64,
+    /// `void*`: `[rows of the tiles, cols]`
+    pub(crate) out: u64,
+    /// `rows`
+    pub(crate) rows: u32,
+    /// `cols`
+    pub(crate) cols: u32,
+    /// `row_units`
+    pub(crate) row_units: u32,
+    /// first row tile
+    pub(crate) first_tile: u32,
+    /// row tiles
+    pub(crate) n_tiles: u32,
+    /// `m0`
+    pub(crate) m0: u32,
+    /// `m1`
+    pub(crate) m1: u32,
+    /// `step`
+    pub(crate) step: f32,
+    /// 0 f32, 1 f16, 2 bf16
+    pub(crate) out_type: u32,
+    /// out allows stores of two values
+    pub(crate) vector: u32,
+}
+
+const _: () = assert!(size_of::<ShiftDecodeParams>() == 80);
+const _: () = assert!(offset_of!(ShiftDecodeParams, words) == 0);
+const _: () = assert!(offset_of!(ShiftDecodeParams, histories) == 8);
+const _: () = assert!(offset_of!(ShiftDecodeParams, table) == 16);
+const _: () = assert!(offset_of!(ShiftDecodeParams, scales) == 24);
+const _: () = assert!(offset_of!(ShiftDecodeParams, out) == 32);
+const _: () = assert!(offset_of!(ShiftDecodeParams, rows) == 40);
+const _: () = assert!(offset_of!(ShiftDecodeParams, cols) == 44);
+const _: () = assert!(offset_of!(ShiftDecodeParams, row_units) == 48);
+const _: () = assert!(offset_of!(ShiftDecodeParams, first_tile) == 52);
+const _: () = assert!(offset_of!(ShiftDecodeParams, n_tiles) == 56);
+const _: () = assert!(offset_of!(ShiftDecodeParams, m0) == 60);
+const _: () = assert!(offset_of!(ShiftDecodeParams, m1) == 64);
+const _: () = assert!(offset_of!(ShiftDecodeParams, step) == 68);
+const _: () = assert!(offset_of!(ShiftDecodeParams, out_type) == 72);
+const _: () = assert!(offset_of!(ShiftDecodeParams, vector) == 76);
+
+// SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
+unsafe impl Params for ShiftDecodeParams {}
+
+/// Words of a container in the order of the device (shift_pack.cu).
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct ShiftPackParams {
+    /// `const uint32_t*`: strings of `string_words` words
+    pub(crate) source: u64,
+    /// `uint32_t*`: `[row tiles, row_units]` units of `64 * bits` words
+    pub(crate) words: u64,
+    /// `uint32_t*`: rows: `[row tiles, row_units, 8]`, else null
+    pub(crate) histories: u64,
+    /// `rows`
+    pub(crate) rows: u32,
+    /// `n_row_tiles`
+    pub(crate) n_row_tiles: u32,
+    /// `row_units`
+    pub(crate) row_units: u32,
+    /// `bits`
+    pub(crate) bits: u32,
+    /// `string_words`
+    pub(crate) string_words: u32,
+    /// tiles: tiles of a row of tiles
+    pub(crate) tiles: u32,
+    /// strings are rows, else tiles
+    pub(crate) rows_order: u32,
+}
+
+const _: () = assert!(size_of::<ShiftPackParams>() == 56);
+const _: () = assert!(offset_of!(ShiftPackParams, source) == 0);
+const _: () = assert!(offset_of!(ShiftPackParams, words) == 8);
+const _: () = assert!(offset_of!(ShiftPackParams, histories) == 16);
+const _: () = assert!(offset_of!(ShiftPackParams, rows) == 24);
+const _: () = assert!(offset_of!(ShiftPackParams, n_row_tiles) == 28);
+const _: () = assert!(offset_of!(ShiftPackParams, row_units) == 32);
+const _: () = assert!(offset_of!(ShiftPackParams, bits) == 36);
+const _: () = assert!(offset_of!(ShiftPackParams, string_words) == 40);
+const _: () = assert!(offset_of!(ShiftPackParams, tiles) == 44);
+const _: () = assert!(offset_of!(ShiftPackParams, rows_order) == 48);
+
+// SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
+unsafe impl Params for ShiftPackParams {}
+
+/// Random words (shift_pack.cu).
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct ShiftRandomParams {
+    /// `uint32_t*`: `n` words
+    pub(crate) words: u64,
+    /// `n`
+    pub(crate) n: u64,
+    /// `seed`
+    pub(crate) seed: u32,
+}
+
+const _: () = assert!(size_of::<ShiftRandomParams>() == 24);
+const _: () = assert!(offset_of!(ShiftRandomParams, words) == 0);
+const _: () = assert!(offset_of!(ShiftRandomParams, n) == 8);
+const _: () = assert!(offset_of!(ShiftRandomParams, seed) == 16);
+
+// SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
+unsafe impl Params for ShiftRandomParams {}
+
+/// Products with rows that are stored exactly (shift_pack.cu).
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct ShiftExactParams {
+    /// `const float*`: `[exact rows, cols]`
+    pub(crate) values: u64,
+    /// `const uint32_t*`: their numbers
+    pub(crate) rows: u64,
+    /// `const void*`: `[batch, x_stride]`
+    pub(crate) x: u64,
+    /// `const float*`: `[batch]`, or null
+    pub(crate) x_scales: u64,
+    /// `void*`: `[batch, y_stride]`
+    pub(crate) y: u64,
+    /// `cols`
+    pub(crate) cols: u32,
+    /// `x_stride`
+    pub(crate) x_stride: u32,
+    /// `y_stride`
+    pub(crate) y_stride: u32,
+    /// 0 f32, 1 f16, 2 bf16
+    pub(crate) x_type: u32,
+    /// 0 f32, 1 f16, 2 bf16
+    pub(crate) y_type: u32,
+}
+
+const _: () = assert!(size_of::<ShiftExactParams>() == 64);
+const _: () = assert!(offset_of!(ShiftExactParams, values) == 0);
+const _: () = assert!(offset_of!(ShiftExactParams, rows) == 8);
+const _: () = assert!(offset_of!(ShiftExactParams, x) == 16);
+const _: () = assert!(offset_of!(ShiftExactParams, x_scales) == 24);
+const _: () = assert!(offset_of!(ShiftExactParams, y) == 32);
+const _: () = assert!(offset_of!(ShiftExactParams, cols) == 40);
+const _: () = assert!(offset_of!(ShiftExactParams, x_stride) == 44);
+const _: () = assert!(offset_of!(ShiftExactParams, y_stride) == 48);
+const _: () = assert!(offset_of!(ShiftExactParams, x_type) == 52);
+const _: () = assert!(offset_of!(ShiftExactParams, y_type) == 56);
+
+// SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
+unsafe impl Params for ShiftExactParams {}
