@@ -3,181 +3,242 @@
 // q: [n, heads, head_dim] f32, rotated and scaled. Keys, values: [kv_heads, capacity, head_stride], head_stride a multiple of 8
 // whose padding is zero. out: [n, heads, head_dim]. Row i sits at position *position + i and sees every position up to its own.
 //
-// split (few rows): grid (n_splits, kv_heads * head blocks, n), 128 threads. A block covers one span of positions for up to GB
-//   query heads of a group; 8 lanes share a position, so 16 positions are under way. Blocks of one row and head block meet at a
-//   counter; the last one merges the spans. The number of spans follows from the position: idle blocks leave at once.
+// split (few rows): grid (n_splits, kv_heads * blocks of 4 heads, n). A block covers one span of positions. Blocks of one row and
+//   head block meet at a counter; the last one merges the spans. The number of spans follows from the position: short texts have
+//   one, and idle blocks leave at once.
 // tile (many rows): grid (row tiles, heads), 256 threads, dynamic shared memory
 //   ((BQ + BK) * (64 * CHUNKS + 4) + BQ * (BK + 4)) * 4 bytes.
 // Caller: gosset-cuda/src/launch/model.rs.
 
 #include <cuda_fp16.h>
 
+#include "model.cuh"
 #include "params.cuh"
 
 namespace {
 
 constexpr float kLog2E = 1.44269504088896340736f;
+constexpr int kHeads = 4;  // Query heads of a group that a block of the splitting kernel takes.
 constexpr float kNegative = -1e30f;  // Below every score; finite, so that differences are never NaN.
 
 struct Eight {
     float v[8];
 };
 
-__device__ __forceinline__ Eight load8(const float* p) {
-    const float4 a = *reinterpret_cast<const float4*>(p), b = *reinterpret_cast<const float4*>(p + 4);
-    return {{a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w}};
-}
-
-__device__ __forceinline__ Eight load8(const __half* p) {
-    const uint4 raw = *reinterpret_cast<const uint4*>(p);
-    const unsigned words[4] = {raw.x, raw.y, raw.z, raw.w};
-    Eight out;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const float2 f = __half22float2(*reinterpret_cast<const __half2*>(&words[i]));
-        out.v[2 * i] = f.x;
-        out.v[2 * i + 1] = f.y;
+// Eight elements as loaded; unpacked at use, so that more loads fit in registers.
+template <typename C>
+struct Raw;
+template <>
+struct Raw<float> {
+    float4 lo, hi;
+    __device__ __forceinline__ void load(const float* p) {
+        lo = *reinterpret_cast<const float4*>(p);
+        hi = *reinterpret_cast<const float4*>(p + 4);
     }
-    return out;
-}
+    __device__ __forceinline__ Eight unpack() const { return {{lo.x, lo.y, lo.z, lo.w, hi.x, hi.y, hi.z, hi.w}}; }
+};
+template <>
+struct Raw<__half> {
+    uint4 words;
+    __device__ __forceinline__ void load(const __half* p) { words = *reinterpret_cast<const uint4*>(p); }
+    __device__ __forceinline__ Eight unpack() const {
+        const unsigned w[4] = {words.x, words.y, words.z, words.w};
+        Eight out;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const float2 f = __half22float2(*reinterpret_cast<const __half2*>(&w[i]));
+            out.v[2 * i] = f.x;
+            out.v[2 * i + 1] = f.y;
+        }
+        return out;
+    }
+};
 
-// C: type of the cache. CHUNKS: a lane holds CHUNKS runs of 8 columns, so head_stride <= 64 * CHUNKS. GB: query heads per block.
-template <typename C, int CHUNKS, int GB>
+// Two elements as loaded.
+template <typename C>
+struct RawPair;
+template <>
+struct RawPair<float> {
+    float2 pair;
+    __device__ __forceinline__ void load(const float* p) { pair = *reinterpret_cast<const float2*>(p); }
+    __device__ __forceinline__ float2 unpack() const { return pair; }
+};
+template <>
+struct RawPair<__half> {
+    unsigned word;
+    __device__ __forceinline__ void load(const __half* p) { word = *reinterpret_cast<const unsigned*>(p); }
+    __device__ __forceinline__ float2 unpack() const { return __half22float2(*reinterpret_cast<const __half2*>(&word)); }
+};
+
+// C: type of the cache. WIDTH: columns of a head, padded: 64, 128 or 256. T: threads.
+//
+// A round is T / 4 positions. Four threads share a key and take every fourth run of 8 columns; then a warp per head makes weights
+// of scores; then a thread takes two columns of the values of every SLICES-th position. Keys of the next round are loaded
+// while the weights are made, values while the keys are used.
+template <typename C, int WIDTH, int T>
 __device__ __forceinline__ void attend_split(const ModelAttendParams& p) {
-    constexpr int kWarps = 4, kWidth = 64 * CHUNKS, kMaxSplits = 64;
-    __shared__ float s_acc[kWarps][GB][kWidth];
-    __shared__ float s_max[kWarps][GB], s_sum[kWarps][GB];
-    __shared__ float s_weight[GB][kMaxSplits];
+    constexpr int kRound = T / 4, kChunks = WIDTH / 32, kSlices = T / (WIDTH / 2), kRows = kRound / kSlices;
+    constexpr int kMaxSplits = 64;
+    static_assert(T % (WIDTH / 2) == 0 && kRound % kSlices == 0 && kRound % 32 == 0, "threads share a round evenly");
+    __shared__ __align__(16) float s_q[kHeads][WIDTH];
+    __shared__ float s_score[kHeads][kRound];
+    __shared__ __align__(8) float s_acc[kSlices][kHeads][WIDTH];
+    __shared__ float s_max[kHeads], s_sum[kHeads], s_keep[kHeads];
+    __shared__ float s_weight[kHeads][kMaxSplits];
     __shared__ bool s_last;
 
-    const unsigned group = p.heads / p.kv_heads, blocks = (group + GB - 1) / GB;
-    const unsigned kv_head = blockIdx.y / blocks, first = blockIdx.y % blocks * GB, row = blockIdx.z;
-    const unsigned n_heads = min(GB, group - first), head0 = kv_head * group + first;
+    const unsigned group = p.heads / p.kv_heads, blocks = (group + kHeads - 1) / kHeads;
+    const unsigned kv_head = blockIdx.y / blocks, first = blockIdx.y % blocks * kHeads, row = blockIdx.z;
+    const unsigned n_heads = min(kHeads, group - first), head0 = kv_head * group + first;
+    const unsigned tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
+    const unsigned quarter = tid & 3, k_row = tid >> 2, slice = tid / (WIDTH / 2), column = tid % (WIDTH / 2) * 2;
+
+    wait_for_predecessor();
+    let_successor_start();
     const unsigned len = min(*p.position + row + 1, p.capacity);
-    const unsigned span = max(p.min_span, ((len + gridDim.x - 1) / gridDim.x + 15) / 16 * 16);
+    const unsigned span = max(p.min_span, ((len + gridDim.x - 1) / gridDim.x + kRound - 1) / kRound * kRound);
     const unsigned active = (len + span - 1) / span;
     if (blockIdx.x >= active) return;
     const unsigned begin = blockIdx.x * span, end = min(len, begin + span);
-    const unsigned lane = threadIdx.x & 31, warp = threadIdx.x >> 5, sub = lane & 7, team = warp * 4 + (lane >> 3);
-    const unsigned n_chunks = p.head_stride / 8;
 
-    float q[GB][CHUNKS][8], acc[GB][CHUNKS][8], m[GB], l[GB];
+    const size_t base = static_cast<size_t>(kv_head) * p.capacity * p.head_stride;
+    const C* keys = reinterpret_cast<const C*>(p.keys) + base;
+    const C* values = reinterpret_cast<const C*>(p.values) + base;
+    Raw<C> k[kChunks];
+    RawPair<C> v[kRows];
+    auto load_keys = [&](unsigned t0) {
+        const unsigned t = t0 + k_row;
 #pragma unroll
-    for (int g = 0; g < GB; ++g) {
-        m[g] = kNegative;
-        l[g] = 0.0f;
-        const float* from = p.q + (static_cast<size_t>(row) * p.heads + head0 + g) * p.head_dim;
-#pragma unroll
-        for (int c = 0; c < CHUNKS; ++c) {
-#pragma unroll
-            for (int e = 0; e < 8; ++e) {
-                const unsigned d = (sub + 8 * c) * 8 + e;
-                q[g][c][e] = g < n_heads && d < p.head_dim ? from[d] * kLog2E : 0.0f;
-                acc[g][c][e] = 0.0f;
-            }
+        for (int c = 0; c < kChunks; ++c) {
+            const unsigned d = (c * 4 + quarter) * 8;
+            k[c] = Raw<C>{};
+            if (t < end && d < p.head_stride) k[c].load(keys + static_cast<size_t>(t) * p.head_stride + d);
         }
+    };
+    auto load_values = [&](unsigned t0) {
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+            const unsigned t = t0 + r * kSlices + slice;
+            v[r] = RawPair<C>{};
+            if (t < end && column < p.head_stride) v[r].load(values + static_cast<size_t>(t) * p.head_stride + column);
+        }
+    };
+    load_keys(begin);
+    load_values(begin);
+    for (unsigned i = tid; i < kHeads * WIDTH; i += T) {
+        const unsigned g = i / WIDTH, d = i % WIDTH;
+        const bool in = g < n_heads && d < p.head_dim;
+        s_q[g][d] = in ? p.q[(static_cast<size_t>(row) * p.heads + head0 + g) * p.head_dim + d] * kLog2E : 0.0f;
     }
-
-    const size_t base = static_cast<size_t>(kv_head) * p.capacity;
-    const C* keys = reinterpret_cast<const C*>(p.keys) + base * p.head_stride;
-    const C* values = reinterpret_cast<const C*>(p.values) + base * p.head_stride;
-    // Every lane runs the same number of rounds, so that shuffles meet; rounds beyond the end add weight zero.
-    for (unsigned t0 = begin; t0 < end; t0 += 16) {
-        const unsigned t = t0 + team;
-        const bool in = t < end;
-        const size_t at = static_cast<size_t>(in ? t : begin) * p.head_stride;
-        Eight k[CHUNKS], v[CHUNKS];
-#pragma unroll
-        for (int c = 0; c < CHUNKS; ++c) {
-            const unsigned chunk = sub + 8 * c;
-            if (chunk < n_chunks) {
-                k[c] = load8(keys + at + chunk * 8);
-                v[c] = load8(values + at + chunk * 8);
-            } else {
-                k[c] = Eight{};
-                v[c] = Eight{};
-            }
-        }
-#pragma unroll
-        for (int g = 0; g < GB; ++g) {
-            if (g < n_heads) {
-                float s = 0.0f;
-#pragma unroll
-                for (int c = 0; c < CHUNKS; ++c) {
-#pragma unroll
-                    for (int e = 0; e < 8; ++e) s = fmaf(q[g][c][e], k[c].v[e], s);
-                }
-                s += __shfl_xor_sync(0xffffffffu, s, 1);
-                s += __shfl_xor_sync(0xffffffffu, s, 2);
-                s += __shfl_xor_sync(0xffffffffu, s, 4);
-                if (!in) s = kNegative;
-                const float top = fmaxf(m[g], s);
-                const float keep = exp2f(m[g] - top), w = in ? exp2f(s - top) : 0.0f;
-                m[g] = top;
-                l[g] = l[g] * keep + w;
-#pragma unroll
-                for (int c = 0; c < CHUNKS; ++c) {
-#pragma unroll
-                    for (int e = 0; e < 8; ++e) acc[g][c][e] = fmaf(w, v[c].v[e], acc[g][c][e] * keep);
-                }
-            }
-        }
+    if (tid < kHeads) {
+        s_max[tid] = kNegative;
+        s_sum[tid] = 0.0f;
     }
-
-    // The four teams of a warp, then the warps.
+    float acc[kHeads][2];
 #pragma unroll
-    for (int g = 0; g < GB; ++g) {
-        if (g >= n_heads) continue;
-#pragma unroll
-        for (int d = 8; d <= 16; d <<= 1) {
-            const float other = __shfl_xor_sync(0xffffffffu, m[g], d), top = fmaxf(m[g], other);
-            const float mine = exp2f(m[g] - top), theirs = exp2f(other - top);
-            l[g] = l[g] * mine + __shfl_xor_sync(0xffffffffu, l[g], d) * theirs;
-            m[g] = top;
-#pragma unroll
-            for (int c = 0; c < CHUNKS; ++c) {
-#pragma unroll
-                for (int e = 0; e < 8; ++e) {
-                    const float o = __shfl_xor_sync(0xffffffffu, acc[g][c][e], d);
-                    acc[g][c][e] = acc[g][c][e] * mine + o * theirs;
-                }
-            }
-        }
-        if (lane < 8) {
-#pragma unroll
-            for (int c = 0; c < CHUNKS; ++c) {
-#pragma unroll
-                for (int e = 0; e < 8; ++e) s_acc[warp][g][(sub + 8 * c) * 8 + e] = acc[g][c][e];
-            }
-            if (lane == 0) {
-                s_max[warp][g] = m[g];
-                s_sum[warp][g] = l[g];
-            }
-        }
-    }
+    for (int g = 0; g < kHeads; ++g) acc[g][0] = acc[g][1] = 0.0f;
     __syncthreads();
-    // A span's part: head_stride sums of values, the maximum, the sum of weights.
-    const unsigned part_len = p.head_stride + 2;
-    for (unsigned i = threadIdx.x; i < n_heads * p.head_stride; i += blockDim.x) {
-        const unsigned g = i / p.head_stride, d = i % p.head_stride;
-        float top = kNegative, sum = 0.0f, total = 0.0f;
+
+    for (unsigned t0 = begin; t0 < end; t0 += kRound) {
+        float score[kHeads];
 #pragma unroll
-        for (int w = 0; w < kWarps; ++w) top = fmaxf(top, s_max[w][g]);
+        for (int g = 0; g < kHeads; ++g) score[g] = 0.0f;
 #pragma unroll
-        for (int w = 0; w < kWarps; ++w) {
-            const float f = exp2f(s_max[w][g] - top);
-            sum = fmaf(f, s_acc[w][g][d], sum);
-            total = fmaf(f, s_sum[w][g], total);
+        for (int c = 0; c < kChunks; ++c) {
+            const Eight key = k[c].unpack();
+#pragma unroll
+            for (int g = 0; g < kHeads; ++g) {
+                const float4* q = reinterpret_cast<const float4*>(&s_q[g][(c * 4 + quarter) * 8]);
+                const float4 lo = q[0], hi = q[1];
+                score[g] = fmaf(lo.x, key.v[0], score[g]);
+                score[g] = fmaf(lo.y, key.v[1], score[g]);
+                score[g] = fmaf(lo.z, key.v[2], score[g]);
+                score[g] = fmaf(lo.w, key.v[3], score[g]);
+                score[g] = fmaf(hi.x, key.v[4], score[g]);
+                score[g] = fmaf(hi.y, key.v[5], score[g]);
+                score[g] = fmaf(hi.z, key.v[6], score[g]);
+                score[g] = fmaf(hi.w, key.v[7], score[g]);
+            }
         }
+        if (t0 + kRound < end) load_keys(t0 + kRound);
+#pragma unroll
+        for (int g = 0; g < kHeads; ++g) {
+            score[g] += __shfl_xor_sync(0xffffffffu, score[g], 1);
+            score[g] += __shfl_xor_sync(0xffffffffu, score[g], 2);
+        }
+        // Each of the four writes one head's score.
+        float mine = score[0];
+        if (quarter == 1) mine = score[1];
+        if (quarter == 2) mine = score[2];
+        if (quarter == 3) mine = score[3];
+        s_score[quarter][k_row] = t0 + k_row < end ? mine : kNegative;
+        __syncthreads();
+        if (warp < kHeads) {
+            float s[kRound / 32], top = s_max[warp], sum = 0.0f;
+            const float before = top;
+#pragma unroll
+            for (int i = 0; i < kRound / 32; ++i) {
+                s[i] = s_score[warp][lane + 32 * i];
+                top = fmaxf(top, s[i]);
+            }
+#pragma unroll
+            for (int d = 16; d > 0; d >>= 1) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, d));
+#pragma unroll
+            for (int i = 0; i < kRound / 32; ++i) {
+                const float w = t0 + lane + 32 * i < end ? exp2f(s[i] - top) : 0.0f;
+                s_score[warp][lane + 32 * i] = w;
+                sum += w;
+            }
+#pragma unroll
+            for (int d = 16; d > 0; d >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, d);
+            if (lane == 0) {
+                const float keep = exp2f(before - top);
+                s_keep[warp] = keep;
+                s_max[warp] = top;
+                s_sum[warp] = s_sum[warp] * keep + sum;
+            }
+        }
+        __syncthreads();
+#pragma unroll
+        for (int g = 0; g < kHeads; ++g) {
+            const float keep = s_keep[g];
+            acc[g][0] *= keep;
+            acc[g][1] *= keep;
+        }
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+            const float2 value = v[r].unpack();
+#pragma unroll
+            for (int g = 0; g < kHeads; ++g) {
+                const float w = s_score[g][r * kSlices + slice];
+                acc[g][0] = fmaf(w, value.x, acc[g][0]);
+                acc[g][1] = fmaf(w, value.y, acc[g][1]);
+            }
+        }
+        if (t0 + kRound < end) load_values(t0 + kRound);
+        __syncthreads();
+    }
+
+#pragma unroll
+    for (int g = 0; g < kHeads; ++g) *reinterpret_cast<float2*>(&s_acc[slice][g][column]) = make_float2(acc[g][0], acc[g][1]);
+    __syncthreads();
+    // A span's part: WIDTH sums of values for each head, then the maximum and the sum of weights.
+    const unsigned part_len = p.part_len;
+    for (unsigned i = tid; i < kHeads * WIDTH; i += T) {
+        const unsigned g = i / WIDTH, d = i % WIDTH;
+        if (g >= n_heads || d >= p.head_dim) continue;
+        float sum = 0.0f;
+#pragma unroll
+        for (int s = 0; s < kSlices; ++s) sum += s_acc[s][g][d];
         const size_t head = static_cast<size_t>(row) * p.heads + head0 + g;
         if (active == 1) {
-            if (d < p.head_dim) p.out[head * p.head_dim + d] = sum / total;
+            p.out[head * p.head_dim + d] = sum / s_sum[g];
         } else {
             float* part = p.parts + (head * gridDim.x + blockIdx.x) * part_len;
             part[d] = sum;
             if (d == 0) {
-                part[p.head_stride] = top;
-                part[p.head_stride + 1] = total;
+                part[part_len - 2] = s_max[g];
+                part[part_len - 1] = s_sum[g];
             }
         }
     }
@@ -185,26 +246,40 @@ __device__ __forceinline__ void attend_split(const ModelAttendParams& p) {
     __threadfence();
     __syncthreads();
     unsigned* counter = p.counters + static_cast<size_t>(row) * gridDim.y + blockIdx.y;
-    if (threadIdx.x == 0) s_last = atomicAdd(counter, 1u) == active - 1;
+    if (tid == 0) s_last = atomicAdd(counter, 1u) == active - 1;
     __syncthreads();
     if (!s_last) return;
     __threadfence();
-    if (threadIdx.x == 0) *counter = 0;
-    for (unsigned i = threadIdx.x; i < n_heads * active; i += blockDim.x) {
-        const unsigned g = i / active, s = i % active;
-        const float* parts = p.parts + (static_cast<size_t>(row) * p.heads + head0 + g) * gridDim.x * part_len + p.head_stride;
-        float top = kNegative, total = 0.0f;
-        for (unsigned o = 0; o < active; ++o) top = fmaxf(top, parts[o * part_len]);
-        for (unsigned o = 0; o < active; ++o) total += parts[o * part_len + 1] * exp2f(parts[o * part_len] - top);
-        s_weight[g][s] = exp2f(parts[s * part_len] - top) / total;
+    if (tid == 0) *counter = 0;
+    if (warp < n_heads) {
+        const float* parts = p.parts + (static_cast<size_t>(row) * p.heads + head0 + warp) * gridDim.x * part_len + part_len - 2;
+        float top[2] = {kNegative, kNegative}, sum[2] = {0.0f, 0.0f};
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            if (lane + 32 * i < active) {
+                top[i] = __ldcg(parts + (lane + 32 * i) * part_len);
+                sum[i] = __ldcg(parts + (lane + 32 * i) * part_len + 1);
+            }
+        }
+        float all = fmaxf(top[0], top[1]);
+#pragma unroll
+        for (int d = 16; d > 0; d >>= 1) all = fmaxf(all, __shfl_xor_sync(0xffffffffu, all, d));
+        const float f[2] = {exp2f(top[0] - all), exp2f(top[1] - all)};
+        float total = sum[0] * f[0] + sum[1] * f[1];
+#pragma unroll
+        for (int d = 16; d > 0; d >>= 1) total += __shfl_xor_sync(0xffffffffu, total, d);
+        s_weight[warp][lane] = f[0] / total;
+        s_weight[warp][lane + 32] = f[1] / total;
     }
     __syncthreads();
-    for (unsigned i = threadIdx.x; i < n_heads * p.head_dim; i += blockDim.x) {
-        const unsigned g = i / p.head_dim, d = i % p.head_dim;
+    for (unsigned i = tid; i < kHeads * WIDTH; i += T) {
+        const unsigned g = i / WIDTH, d = i % WIDTH;
+        if (g >= n_heads || d >= p.head_dim) continue;
         const size_t head = static_cast<size_t>(row) * p.heads + head0 + g;
         const float* parts = p.parts + head * gridDim.x * part_len + d;
         float sum = 0.0f;
-        for (unsigned s = 0; s < active; ++s) sum = fmaf(s_weight[g][s], parts[s * part_len], sum);
+#pragma unroll 8
+        for (unsigned s = 0; s < active; ++s) sum = fmaf(s_weight[g][s], __ldcg(parts + s * part_len), sum);
         p.out[head * p.head_dim + d] = sum;
     }
 }
@@ -221,7 +296,10 @@ __device__ __forceinline__ void attend_tile(const ModelAttendParams& p) {
     float* s_p = s_kv + BK * kRow;
 
     const unsigned head = blockIdx.y, kv_head = head / (p.heads / p.kv_heads), row0 = blockIdx.x * BQ;
-    const unsigned tx = threadIdx.x & 15, ty = threadIdx.x >> 4, start = *p.position;
+    const unsigned tx = threadIdx.x & 15, ty = threadIdx.x >> 4;
+    wait_for_predecessor();
+    let_successor_start();
+    const unsigned start = *p.position;
     for (unsigned i = threadIdx.x; i < BQ * kWidth; i += 256) {
         const unsigned r = i / kWidth, d = i % kWidth;
         const bool in = row0 + r < p.n && d < p.head_dim;
@@ -245,8 +323,9 @@ __device__ __forceinline__ void attend_tile(const ModelAttendParams& p) {
     auto load = [&](const C* from, unsigned t0) {
         for (unsigned i = threadIdx.x; i < BK * (kWidth / 8); i += 256) {
             const unsigned r = i / (kWidth / 8), c = i % (kWidth / 8);
-            Eight v{};
-            if (t0 + r < end && c * 8 < p.head_stride) v = load8(from + static_cast<size_t>(t0 + r) * p.head_stride + c * 8);
+            Raw<C> raw{};
+            if (t0 + r < end && c * 8 < p.head_stride) raw.load(from + static_cast<size_t>(t0 + r) * p.head_stride + c * 8);
+            const Eight v = raw.unpack();
             float4* to = reinterpret_cast<float4*>(s_kv + r * kRow + c * 8);
             to[0] = make_float4(v.v[0], v.v[1], v.v[2], v.v[3]);
             to[1] = make_float4(v.v[4], v.v[5], v.v[6], v.v[7]);
@@ -363,14 +442,14 @@ using Cache = __half;
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(128) model_split_64(const __grid_constant__ ModelAttendParams p) {
-    attend_split<Cache, 1, 4>(p);
+extern "C" __global__ void __launch_bounds__(512) model_split_64(const __grid_constant__ ModelAttendParams p) {
+    attend_split<Cache, 64, 512>(p);
 }
-extern "C" __global__ void __launch_bounds__(128) model_split_128(const __grid_constant__ ModelAttendParams p) {
-    attend_split<Cache, 2, 4>(p);
+extern "C" __global__ void __launch_bounds__(512) model_split_128(const __grid_constant__ ModelAttendParams p) {
+    attend_split<Cache, 128, 512>(p);
 }
-extern "C" __global__ void __launch_bounds__(128) model_split_256(const __grid_constant__ ModelAttendParams p) {
-    attend_split<Cache, 4, 2>(p);
+extern "C" __global__ void __launch_bounds__(256) model_split_256(const __grid_constant__ ModelAttendParams p) {
+    attend_split<Cache, 256, 256>(p);
 }
 extern "C" __global__ void __launch_bounds__(256) model_tile_64(const __grid_constant__ ModelAttendParams p) {
     attend_tile<Cache, 1, 64, 64>(p);

@@ -9,6 +9,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "model.cuh"
 #include "params.cuh"
 
 namespace {
@@ -79,7 +80,10 @@ template <int B, int ROWS, int UNROLL>
 __device__ __forceinline__ void gemv(const ModelDenseParams& p) {
     const unsigned lane = threadIdx.x & 31;
     const unsigned row0 = (blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5)) * ROWS;
-    if (row0 >= p.rows) return;
+    if (row0 >= p.rows) {
+        wait_for_predecessor();
+        return;
+    }
     const Weight* weights[ROWS];
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
@@ -101,8 +105,8 @@ __device__ __forceinline__ void gemv(const ModelDenseParams& p) {
         for (int r = 0; r < ROWS; ++r) packed[r].unpack(w[r]);
 #pragma unroll
         for (int b = 0; b < B; ++b) {
-            const float4 lo = __ldg(reinterpret_cast<const float4*>(x[b] + k));
-            const float4 hi = __ldg(reinterpret_cast<const float4*>(x[b] + k) + 1);
+            const float4 lo = *reinterpret_cast<const float4*>(x[b] + k);
+            const float4 hi = *(reinterpret_cast<const float4*>(x[b] + k) + 1);
             const float v[8] = {lo.x, lo.y, lo.z, lo.w, hi.x, hi.y, hi.z, hi.w};
 #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
@@ -113,6 +117,7 @@ __device__ __forceinline__ void gemv(const ModelDenseParams& p) {
     };
     if (p.cols % 8 == 0) {
         unsigned k = lane * 8;
+        bool waited = false;
         for (; k + (UNROLL - 1) * 256 < p.cols; k += UNROLL * 256) {
             Packed<Weight> packed[UNROLL][ROWS];
 #pragma unroll
@@ -120,9 +125,14 @@ __device__ __forceinline__ void gemv(const ModelDenseParams& p) {
 #pragma unroll
                 for (int r = 0; r < ROWS; ++r) packed[u][r].load(weights[r] + k + u * 256);
             }
+            // Weights are under way before the activations are there.
+            if (!waited) wait_for_predecessor();
+            waited = true;
 #pragma unroll
             for (int u = 0; u < UNROLL; ++u) add(packed[u], k + u * 256);
         }
+        if (!waited) wait_for_predecessor();
+        let_successor_start();
         for (; k < p.cols; k += 256) {
             Packed<Weight> packed[ROWS];
 #pragma unroll
@@ -130,6 +140,8 @@ __device__ __forceinline__ void gemv(const ModelDenseParams& p) {
             add(packed, k);
         }
     } else {
+        wait_for_predecessor();
+        let_successor_start();
         for (unsigned k = lane; k < p.cols; k += 32) {
 #pragma unroll
             for (int b = 0; b < B; ++b) {
@@ -163,6 +175,8 @@ __device__ __forceinline__ void gemm(const ModelDenseParams& p) {
 #pragma unroll
         for (int j = 0; j < 8; ++j) acc[i][j] = 0.0f;
     }
+    wait_for_predecessor();
+    let_successor_start();
     for (unsigned k0 = 0; k0 < p.cols; k0 += TK) {
 #pragma unroll
         for (int i = 0; i < TM * TK / 256; ++i) {
@@ -206,15 +220,9 @@ __device__ __forceinline__ void gemm(const ModelDenseParams& p) {
 
 }  // namespace
 
-#ifndef GEMV_ROWS
-#define GEMV_ROWS 2
-#endif
-#ifndef GEMV_UNROLL
-#define GEMV_UNROLL 4
-#endif
-extern "C" __global__ void __launch_bounds__(128) model_gemv_1(const __grid_constant__ ModelDenseParams p) {
-    gemv<1, GEMV_ROWS, GEMV_UNROLL>(p);
-}
+// Tall matrices fill the device with two rows per warp; low ones need every warp and deeper loads.
+extern "C" __global__ void __launch_bounds__(64) model_gemv_tall(const __grid_constant__ ModelDenseParams p) { gemv<1, 2, 2>(p); }
+extern "C" __global__ void __launch_bounds__(128) model_gemv_low(const __grid_constant__ ModelDenseParams p) { gemv<1, 1, 8>(p); }
 extern "C" __global__ void __launch_bounds__(128) model_gemv_2(const __grid_constant__ ModelDenseParams p) { gemv<2, 2, 4>(p); }
 extern "C" __global__ void __launch_bounds__(128) model_gemv_4(const __grid_constant__ ModelDenseParams p) { gemv<4, 2, 2>(p); }
 extern "C" __global__ void __launch_bounds__(128) model_gemv_8(const __grid_constant__ ModelDenseParams p) { gemv<8, 2, 2>(p); }

@@ -13,6 +13,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "model.cuh"
 #include "params.cuh"
 
 namespace {
@@ -43,6 +44,8 @@ __device__ __forceinline__ float block_sum(float v, float* shared) {
 
 template <typename T>
 __device__ __forceinline__ void embed(const ModelEmbedParams& p) {
+    wait_for_predecessor();
+    let_successor_start();
     const T* table = reinterpret_cast<const T*>(p.table);
     const unsigned token = min(p.tokens[blockIdx.x], p.vocab - 1);
     const T* from = table + static_cast<size_t>(token) * p.cols;
@@ -64,6 +67,8 @@ __device__ __forceinline__ void rope(const ModelRopeParams& p) {
     const size_t stride = is_q ? p.q_stride : is_v ? p.v_stride : p.k_stride;
     const float* x = from + row * stride + static_cast<size_t>(local) * p.head_dim;
     const float* bias = p.bias ? p.bias + static_cast<size_t>(head) * p.head_dim : nullptr;
+    wait_for_predecessor();
+    let_successor_start();
     const unsigned position = *p.position + row;
 
     float a[kPairs], b[kPairs], sum = 0.0f;
@@ -137,29 +142,44 @@ extern "C" __global__ void model_embed_f32(const __grid_constant__ ModelEmbedPar
 extern "C" __global__ void model_embed_f16(const __grid_constant__ ModelEmbedParams p) { embed<__half>(p); }
 extern "C" __global__ void model_embed_bf16(const __grid_constant__ ModelEmbedParams p) { embed<__nv_bfloat16>(p); }
 
+// Four columns per thread and round; rounds beyond kHeld read the row a second time.
 extern "C" __global__ void __launch_bounds__(1024) model_rmsnorm(const __grid_constant__ ModelNormParams p) {
-    constexpr int kHeld = 4;  // Values per thread that stay in registers between the two passes.
+    constexpr int kHeld = 4;
     __shared__ float shared[32];
     const size_t at = static_cast<size_t>(blockIdx.x) * p.cols;
     float* x = p.x + at;
+    float* out = p.out + at;
     const float* delta = p.delta ? p.delta + at : nullptr;
-    float held[kHeld], sum = 0.0f;
+    const unsigned vectors = p.cols % 4 == 0 ? p.cols / 4 : 0;
+    float4 held[kHeld], weight[kHeld];
 #pragma unroll
     for (int j = 0; j < kHeld; ++j) {
         const unsigned i = threadIdx.x + j * blockDim.x;
-        held[j] = 0.0f;
-        if (i < p.cols) {
-            held[j] = x[i];
-            if (delta) held[j] += delta[i] + (p.delta_bias ? p.delta_bias[i] : 0.0f);
+        weight[j] = i < vectors ? reinterpret_cast<const float4*>(p.weight)[i] : float4{};
+        if (i < vectors && p.delta_bias) held[j] = reinterpret_cast<const float4*>(p.delta_bias)[i];
+        else held[j] = float4{};
+    }
+    wait_for_predecessor();
+    let_successor_start();
+    float sum = 0.0f;
+#pragma unroll
+    for (int j = 0; j < kHeld; ++j) {
+        const unsigned i = threadIdx.x + j * blockDim.x;
+        if (i < vectors) {
+            const float4 v = reinterpret_cast<const float4*>(x)[i];
+            if (delta) {
+                const float4 d = reinterpret_cast<const float4*>(delta)[i];
+                held[j] = make_float4(v.x + (d.x + held[j].x), v.y + (d.y + held[j].y), v.z + (d.z + held[j].z),
+                                      v.w + (d.w + held[j].w));
+                reinterpret_cast<float4*>(x)[i] = held[j];
+            } else {
+                held[j] = v;
+            }
+            sum += held[j].x * held[j].x + held[j].y * held[j].y + held[j].z * held[j].z + held[j].w * held[j].w;
         }
     }
-#pragma unroll
-    for (int j = 0; j < kHeld; ++j) {
-        const unsigned i = threadIdx.x + j * blockDim.x;
-        if (delta && i < p.cols) x[i] = held[j];
-        sum += held[j] * held[j];
-    }
-    for (unsigned i = threadIdx.x + kHeld * blockDim.x; i < p.cols; i += blockDim.x) {
+    const unsigned rest = min(vectors * 4, 4 * kHeld * blockDim.x);
+    for (unsigned i = rest + threadIdx.x; i < p.cols; i += blockDim.x) {
         float v = x[i];
         if (delta) {
             v += delta[i] + (p.delta_bias ? p.delta_bias[i] : 0.0f);
@@ -168,13 +188,16 @@ extern "C" __global__ void __launch_bounds__(1024) model_rmsnorm(const __grid_co
         sum += v * v;
     }
     const float scale = 1.0f / sqrtf(block_sum(sum, shared) / static_cast<float>(p.cols) + p.eps);
-    float* out = p.out + at;
 #pragma unroll
     for (int j = 0; j < kHeld; ++j) {
         const unsigned i = threadIdx.x + j * blockDim.x;
-        if (i < p.cols) out[i] = held[j] * scale * p.weight[i];
+        if (i < vectors) {
+            reinterpret_cast<float4*>(out)[i] =
+                make_float4(held[j].x * scale * weight[j].x, held[j].y * scale * weight[j].y, held[j].z * scale * weight[j].z,
+                            held[j].w * scale * weight[j].w);
+        }
     }
-    for (unsigned i = threadIdx.x + kHeld * blockDim.x; i < p.cols; i += blockDim.x) out[i] = x[i] * scale * p.weight[i];
+    for (unsigned i = rest + threadIdx.x; i < p.cols; i += blockDim.x) out[i] = x[i] * scale * p.weight[i];
 }
 
 extern "C" __global__ void __launch_bounds__(128) model_rope_f16(const __grid_constant__ ModelRopeParams p) {
@@ -187,6 +210,8 @@ extern "C" __global__ void __launch_bounds__(128) model_rope_f32(const __grid_co
 // Grid: (blocks over columns, n).
 extern "C" __global__ void __launch_bounds__(256) model_silu_mul(const __grid_constant__ ModelSiluParams p) {
     const unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
+    wait_for_predecessor();
+    let_successor_start();
     if (i >= p.cols) return;
     float gate = p.gate[static_cast<size_t>(blockIdx.y) * p.gate_stride + i];
     float up = p.up[static_cast<size_t>(blockIdx.y) * p.up_stride + i];
@@ -200,6 +225,8 @@ extern "C" __global__ void __launch_bounds__(256) model_silu_mul(const __grid_co
 // Grid: any number of blocks of 256 threads over one row of logits. `best` is 0 and `n_done` is 0 before and after.
 extern "C" __global__ void __launch_bounds__(256) model_argmax(const __grid_constant__ ModelArgmaxParams p) {
     __shared__ unsigned long long shared[8];
+    wait_for_predecessor();
+    let_successor_start();
     unsigned long long best = 0;
     for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < p.vocab; i += gridDim.x * blockDim.x) {
         // An order-preserving image of the float above the complement of the index: equal logits go to the first.
@@ -226,6 +253,7 @@ extern "C" __global__ void __launch_bounds__(256) model_argmax(const __grid_cons
 
 // Copies `len` positions of every head from a cache of one capacity to one of another. Grid: (any, heads), 16-byte units.
 extern "C" __global__ void __launch_bounds__(256) model_cache_copy(const __grid_constant__ ModelCacheCopyParams p) {
+    wait_for_predecessor();
     const uint4* from = reinterpret_cast<const uint4*>(p.from) + static_cast<size_t>(blockIdx.y) * p.from_units;
     uint4* to = reinterpret_cast<uint4*>(p.to) + static_cast<size_t>(blockIdx.y) * p.to_units;
     const size_t step = static_cast<size_t>(gridDim.x) * blockDim.x;

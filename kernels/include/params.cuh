@@ -18,6 +18,23 @@ static_assert(offsetof(ProbeParams, y) == 0);
 static_assert(offsetof(ProbeParams, n) == 8);
 static_assert(offsetof(ProbeParams, factor) == 12);
 
+// Blocks `first ..  first + n` of a random stream.
+struct ProbeRandomParams {
+    uint32_t* y;  // `4 * n` words, written
+    uint64_t seed;
+    uint64_t index;
+    uint32_t domain;
+    uint32_t first;
+    uint32_t n;
+};
+static_assert(sizeof(ProbeRandomParams) == 40);
+static_assert(offsetof(ProbeRandomParams, y) == 0);
+static_assert(offsetof(ProbeRandomParams, seed) == 8);
+static_assert(offsetof(ProbeRandomParams, index) == 16);
+static_assert(offsetof(ProbeRandomParams, domain) == 24);
+static_assert(offsetof(ProbeRandomParams, first) == 28);
+static_assert(offsetof(ProbeRandomParams, n) == 32);
+
 // Rows of a dense table: `x[i] = table[tokens[i]]`.
 struct ModelEmbedParams {
     const void* table;  // `[vocab, cols]`

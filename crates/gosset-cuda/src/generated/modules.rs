@@ -90,7 +90,7 @@ pub(crate) enum Module {
     RiceGemvK1B2,
     /// `rice_gemv.cu -DK=1 -DBATCH=4 -DTHREADS=640`
     RiceGemvK1B4,
-    /// `rice_gemv.cu -DK=1 -DBATCH=8 -DTHREADS=448`
+    /// `rice_gemv.cu -DK=1 -DBATCH=8 -DTHREADS=416`
     RiceGemvK1B8,
     /// `rice_gemv.cu -DK=2 -DBATCH=1 -DTHREADS=896`
     RiceGemvK2B1,
@@ -98,7 +98,7 @@ pub(crate) enum Module {
     RiceGemvK2B2,
     /// `rice_gemv.cu -DK=2 -DBATCH=4 -DTHREADS=640`
     RiceGemvK2B4,
-    /// `rice_gemv.cu -DK=2 -DBATCH=8 -DTHREADS=448`
+    /// `rice_gemv.cu -DK=2 -DBATCH=8 -DTHREADS=416`
     RiceGemvK2B8,
     /// `rice_gemv.cu -DK=3 -DBATCH=1 -DTHREADS=896`
     RiceGemvK3B1,
@@ -106,7 +106,7 @@ pub(crate) enum Module {
     RiceGemvK3B2,
     /// `rice_gemv.cu -DK=3 -DBATCH=4 -DTHREADS=640`
     RiceGemvK3B4,
-    /// `rice_gemv.cu -DK=3 -DBATCH=8 -DTHREADS=448`
+    /// `rice_gemv.cu -DK=3 -DBATCH=8 -DTHREADS=416`
     RiceGemvK3B8,
     /// `rice_gemv.cu -DK=4 -DBATCH=1 -DTHREADS=896`
     RiceGemvK4B1,
@@ -114,30 +114,50 @@ pub(crate) enum Module {
     RiceGemvK4B2,
     /// `rice_gemv.cu -DK=4 -DBATCH=4 -DTHREADS=640`
     RiceGemvK4B4,
-    /// `rice_gemv.cu -DK=4 -DBATCH=8 -DTHREADS=448`
+    /// `rice_gemv.cu -DK=4 -DBATCH=8 -DTHREADS=416`
     RiceGemvK4B8,
     /// `shift_pack.cu`
     ShiftPack,
     /// `shift_gemv.cu -DBITS=2 -DWIDE=0`
     ShiftGemvK2,
+    /// `shift_decode.cu -DBITS=2 -DWIDE=0`
+    ShiftDecodeK2,
     /// `shift_gemv.cu -DBITS=2 -DWIDE=1`
     ShiftGemvK2Wide,
+    /// `shift_decode.cu -DBITS=2 -DWIDE=1`
+    ShiftDecodeK2Wide,
     /// `shift_gemv.cu -DBITS=3 -DWIDE=0`
     ShiftGemvK3,
+    /// `shift_decode.cu -DBITS=3 -DWIDE=0`
+    ShiftDecodeK3,
     /// `shift_gemv.cu -DBITS=3 -DWIDE=1`
     ShiftGemvK3Wide,
+    /// `shift_decode.cu -DBITS=3 -DWIDE=1`
+    ShiftDecodeK3Wide,
     /// `shift_gemv.cu -DBITS=4 -DWIDE=0`
     ShiftGemvK4,
+    /// `shift_decode.cu -DBITS=4 -DWIDE=0`
+    ShiftDecodeK4,
     /// `shift_gemv.cu -DBITS=4 -DWIDE=1`
     ShiftGemvK4Wide,
+    /// `shift_decode.cu -DBITS=4 -DWIDE=1`
+    ShiftDecodeK4Wide,
     /// `shift_gemv.cu -DBITS=5 -DWIDE=0`
     ShiftGemvK5,
+    /// `shift_decode.cu -DBITS=5 -DWIDE=0`
+    ShiftDecodeK5,
     /// `shift_gemv.cu -DBITS=5 -DWIDE=1`
     ShiftGemvK5Wide,
+    /// `shift_decode.cu -DBITS=5 -DWIDE=1`
+    ShiftDecodeK5Wide,
     /// `shift_gemv.cu -DBITS=6 -DWIDE=0`
     ShiftGemvK6,
+    /// `shift_decode.cu -DBITS=6 -DWIDE=0`
+    ShiftDecodeK6,
     /// `shift_gemv.cu -DBITS=6 -DWIDE=1`
     ShiftGemvK6Wide,
+    /// `shift_decode.cu -DBITS=6 -DWIDE=1`
+    ShiftDecodeK6Wide,
 }
 
 impl Module {
@@ -189,15 +209,25 @@ impl Module {
         Module::RiceGemvK4B8,
         Module::ShiftPack,
         Module::ShiftGemvK2,
+        Module::ShiftDecodeK2,
         Module::ShiftGemvK2Wide,
+        Module::ShiftDecodeK2Wide,
         Module::ShiftGemvK3,
+        Module::ShiftDecodeK3,
         Module::ShiftGemvK3Wide,
+        Module::ShiftDecodeK3Wide,
         Module::ShiftGemvK4,
+        Module::ShiftDecodeK4,
         Module::ShiftGemvK4Wide,
+        Module::ShiftDecodeK4Wide,
         Module::ShiftGemvK5,
+        Module::ShiftDecodeK5,
         Module::ShiftGemvK5Wide,
+        Module::ShiftDecodeK5Wide,
         Module::ShiftGemvK6,
+        Module::ShiftDecodeK6,
         Module::ShiftGemvK6Wide,
+        Module::ShiftDecodeK6Wide,
     ];
 
     /// Its name in `kernels.toml`.
@@ -249,15 +279,25 @@ impl Module {
             Module::RiceGemvK4B8 => "rice_gemv_k4_b8",
             Module::ShiftPack => "shift_pack",
             Module::ShiftGemvK2 => "shift_gemv_k2",
+            Module::ShiftDecodeK2 => "shift_decode_k2",
             Module::ShiftGemvK2Wide => "shift_gemv_k2_wide",
+            Module::ShiftDecodeK2Wide => "shift_decode_k2_wide",
             Module::ShiftGemvK3 => "shift_gemv_k3",
+            Module::ShiftDecodeK3 => "shift_decode_k3",
             Module::ShiftGemvK3Wide => "shift_gemv_k3_wide",
+            Module::ShiftDecodeK3Wide => "shift_decode_k3_wide",
             Module::ShiftGemvK4 => "shift_gemv_k4",
+            Module::ShiftDecodeK4 => "shift_decode_k4",
             Module::ShiftGemvK4Wide => "shift_gemv_k4_wide",
+            Module::ShiftDecodeK4Wide => "shift_decode_k4_wide",
             Module::ShiftGemvK5 => "shift_gemv_k5",
+            Module::ShiftDecodeK5 => "shift_decode_k5",
             Module::ShiftGemvK5Wide => "shift_gemv_k5_wide",
+            Module::ShiftDecodeK5Wide => "shift_decode_k5_wide",
             Module::ShiftGemvK6 => "shift_gemv_k6",
+            Module::ShiftDecodeK6 => "shift_decode_k6",
             Module::ShiftGemvK6Wide => "shift_gemv_k6_wide",
+            Module::ShiftDecodeK6Wide => "shift_decode_k6_wide",
         }
     }
 
@@ -266,6 +306,7 @@ impl Module {
         match self {
             Module::Probe => &[
                 Entry { name: "probe_affine", param_bytes: 16 },
+                Entry { name: "probe_random", param_bytes: 40 },
             ],
             Module::ModelOps => &[
                 Entry { name: "model_embed_f32", param_bytes: 32 },
@@ -517,11 +558,23 @@ impl Module {
                 Entry { name: "shift_gemv_pairs_rows", param_bytes: 160 },
                 Entry { name: "shift_gemv_pairs_tiles", param_bytes: 160 },
             ],
+            Module::ShiftDecodeK2 => &[
+                Entry { name: "shift_decode_quantiles_rows", param_bytes: 80 },
+                Entry { name: "shift_decode_quantiles_tiles", param_bytes: 80 },
+                Entry { name: "shift_decode_pairs_rows", param_bytes: 80 },
+                Entry { name: "shift_decode_pairs_tiles", param_bytes: 80 },
+            ],
             Module::ShiftGemvK2Wide => &[
                 Entry { name: "shift_gemv_quantiles_rows", param_bytes: 160 },
                 Entry { name: "shift_gemv_quantiles_tiles", param_bytes: 160 },
                 Entry { name: "shift_gemv_pairs_rows", param_bytes: 160 },
                 Entry { name: "shift_gemv_pairs_tiles", param_bytes: 160 },
+            ],
+            Module::ShiftDecodeK2Wide => &[
+                Entry { name: "shift_decode_quantiles_rows", param_bytes: 80 },
+                Entry { name: "shift_decode_quantiles_tiles", param_bytes: 80 },
+                Entry { name: "shift_decode_pairs_rows", param_bytes: 80 },
+                Entry { name: "shift_decode_pairs_tiles", param_bytes: 80 },
             ],
             Module::ShiftGemvK3 => &[
                 Entry { name: "shift_gemv_quantiles_rows", param_bytes: 160 },
@@ -529,11 +582,23 @@ impl Module {
                 Entry { name: "shift_gemv_pairs_rows", param_bytes: 160 },
                 Entry { name: "shift_gemv_pairs_tiles", param_bytes: 160 },
             ],
+            Module::ShiftDecodeK3 => &[
+                Entry { name: "shift_decode_quantiles_rows", param_bytes: 80 },
+                Entry { name: "shift_decode_quantiles_tiles", param_bytes: 80 },
+                Entry { name: "shift_decode_pairs_rows", param_bytes: 80 },
+                Entry { name: "shift_decode_pairs_tiles", param_bytes: 80 },
+            ],
             Module::ShiftGemvK3Wide => &[
                 Entry { name: "shift_gemv_quantiles_rows", param_bytes: 160 },
                 Entry { name: "shift_gemv_quantiles_tiles", param_bytes: 160 },
                 Entry { name: "shift_gemv_pairs_rows", param_bytes: 160 },
                 Entry { name: "shift_gemv_pairs_tiles", param_bytes: 160 },
+            ],
+            Module::ShiftDecodeK3Wide => &[
+                Entry { name: "shift_decode_quantiles_rows", param_bytes: 80 },
+                Entry { name: "shift_decode_quantiles_tiles", param_bytes: 80 },
+                Entry { name: "shift_decode_pairs_rows", param_bytes: 80 },
+                Entry { name: "shift_decode_pairs_tiles", param_bytes: 80 },
             ],
             Module::ShiftGemvK4 => &[
                 Entry { name: "shift_gemv_quantiles_rows", param_bytes: 160 },
@@ -541,27 +606,55 @@ impl Module {
                 Entry { name: "shift_gemv_pairs_rows", param_bytes: 160 },
                 Entry { name: "shift_gemv_pairs_tiles", param_bytes: 160 },
             ],
+            Module::ShiftDecodeK4 => &[
+                Entry { name: "shift_decode_quantiles_rows", param_bytes: 80 },
+                Entry { name: "shift_decode_quantiles_tiles", param_bytes: 80 },
+                Entry { name: "shift_decode_pairs_rows", param_bytes: 80 },
+                Entry { name: "shift_decode_pairs_tiles", param_bytes: 80 },
+            ],
             Module::ShiftGemvK4Wide => &[
                 Entry { name: "shift_gemv_quantiles_rows", param_bytes: 160 },
                 Entry { name: "shift_gemv_quantiles_tiles", param_bytes: 160 },
                 Entry { name: "shift_gemv_pairs_rows", param_bytes: 160 },
                 Entry { name: "shift_gemv_pairs_tiles", param_bytes: 160 },
             ],
+            Module::ShiftDecodeK4Wide => &[
+                Entry { name: "shift_decode_quantiles_rows", param_bytes: 80 },
+                Entry { name: "shift_decode_quantiles_tiles", param_bytes: 80 },
+                Entry { name: "shift_decode_pairs_rows", param_bytes: 80 },
+                Entry { name: "shift_decode_pairs_tiles", param_bytes: 80 },
+            ],
             Module::ShiftGemvK5 => &[
                 Entry { name: "shift_gemv_quantiles_rows", param_bytes: 160 },
                 Entry { name: "shift_gemv_quantiles_tiles", param_bytes: 160 },
+            ],
+            Module::ShiftDecodeK5 => &[
+                Entry { name: "shift_decode_quantiles_rows", param_bytes: 80 },
+                Entry { name: "shift_decode_quantiles_tiles", param_bytes: 80 },
             ],
             Module::ShiftGemvK5Wide => &[
                 Entry { name: "shift_gemv_quantiles_rows", param_bytes: 160 },
                 Entry { name: "shift_gemv_quantiles_tiles", param_bytes: 160 },
             ],
+            Module::ShiftDecodeK5Wide => &[
+                Entry { name: "shift_decode_quantiles_rows", param_bytes: 80 },
+                Entry { name: "shift_decode_quantiles_tiles", param_bytes: 80 },
+            ],
             Module::ShiftGemvK6 => &[
                 Entry { name: "shift_gemv_quantiles_rows", param_bytes: 160 },
                 Entry { name: "shift_gemv_quantiles_tiles", param_bytes: 160 },
             ],
+            Module::ShiftDecodeK6 => &[
+                Entry { name: "shift_decode_quantiles_rows", param_bytes: 80 },
+                Entry { name: "shift_decode_quantiles_tiles", param_bytes: 80 },
+            ],
             Module::ShiftGemvK6Wide => &[
                 Entry { name: "shift_gemv_quantiles_rows", param_bytes: 160 },
                 Entry { name: "shift_gemv_quantiles_tiles", param_bytes: 160 },
+            ],
+            Module::ShiftDecodeK6Wide => &[
+                Entry { name: "shift_decode_quantiles_rows", param_bytes: 80 },
+                Entry { name: "shift_decode_quantiles_tiles", param_bytes: 80 },
             ],
         }
     }
@@ -573,13 +666,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "5dede56d4d5ade9fda6cd613893a5b93a8cf22a9e3316c689588dd7dbb66ca47",
+                    hash: "702a79c6c93ba3827738e908dc534af9856d036873e45ab95252497b8c34aeff",
                     ptx: include_str!("../../ptx/probe.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "08dc32957bf175607578e56a05de2f7cd176fc6196f5b345acb8fc001ff0947b",
+                    hash: "567371807edebb57d50d8cbfbaefbad35b28443c51b5da7d8a47a4ba9027ae8c",
                     ptx: include_str!("../../ptx/probe.sm_90a.ptx"),
                 },
             ],
@@ -671,13 +764,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "4343b1418ecd8f178a17452de8a7eb96e8a69091fc91224c416c07e3729cb990",
+                    hash: "e2b39b7ae9a948633720e2df515c6e86f2acfd179aa268c8cb7f30834ff7e933",
                     ptx: include_str!("../../ptx/rht.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "432b512c4c51559f26837cb60d61775c2bcfa825fa76738c685413f251131293",
+                    hash: "72eda27faf25e1aa3d0f5a89f6bf50443f3a0eb8a98a30b9514880f9c8362bf1",
                     ptx: include_str!("../../ptx/rht.sm_90a.ptx"),
                 },
             ],
@@ -1007,13 +1100,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "e5a017a579fe66d62b56255b04078114eb6e07eb536122fcddea0e06baa09b9e",
+                    hash: "9b23248625d9922c2f44a7cc2f1cee0b73de0a393a76e4e024299fd1661c0938",
                     ptx: include_str!("../../ptx/rice_gemv_k1_b8.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "65f44dc4af09e014be75ff6c48088ccacd9ea749439a3155c1581a66a93a6f50",
+                    hash: "7aa5c046470dc65dea5890d500cb712c80d3521a1a6ef5bf2be5dffe92fdb3f4",
                     ptx: include_str!("../../ptx/rice_gemv_k1_b8.sm_90a.ptx"),
                 },
             ],
@@ -1063,13 +1156,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "be59e7563b762585aadae49866a64e51f66083b8f4ca63039dee60e6b1b6149e",
+                    hash: "6135d5e1d6e7a1b453cb673be4f10724fb34e0d75364ef4407697e4d73f31421",
                     ptx: include_str!("../../ptx/rice_gemv_k2_b8.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "5cb295eaf79d52f703fbec7b5d74e4d6ffc210f55e9346a36b853da2510f19a4",
+                    hash: "5aa2a7129594326ffd4f23881b78f1ca3f2623d2bd6f396cbaf31f12f78eb0cd",
                     ptx: include_str!("../../ptx/rice_gemv_k2_b8.sm_90a.ptx"),
                 },
             ],
@@ -1119,13 +1212,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "411893424fd997aba149296fb7983a03fabd8d96e40a8597e185bbabf99e58f4",
+                    hash: "285850ba6e977df1143dcc8abc4e12a11d5d738e3fc08c664effbcaa7bbcac6c",
                     ptx: include_str!("../../ptx/rice_gemv_k3_b8.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "70bce995a45c7f29e117c6d0a0d1d28031d28b1c6f0f3e966746be6a0d0f19de",
+                    hash: "fd2880a88715f25035456796ba209bb9c0f9b4a1424852d1021470821593d6c9",
                     ptx: include_str!("../../ptx/rice_gemv_k3_b8.sm_90a.ptx"),
                 },
             ],
@@ -1175,13 +1268,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "55c4955861888fb5a88c78e6dc1e2304e1aff5c0ae80a8c263692cdb194a0fa3",
+                    hash: "815e927c25f26a623e798f2e0802ec89ba5c507aee8a590bfa3e994b42a277e7",
                     ptx: include_str!("../../ptx/rice_gemv_k4_b8.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "1f3bcd78ae362792859e76a7edfa4a50ec8c917c5537089209f24b590a46d193",
+                    hash: "09cfc155e3fae4a2e08e4f72e101ad5580f0a5f67508361a16b049081d357bdc",
                     ptx: include_str!("../../ptx/rice_gemv_k4_b8.sm_90a.ptx"),
                 },
             ],
@@ -1189,13 +1282,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "4917dac60641ce9591736ec6c83ad1f4c1a4abe7fe8e138b7bd091f840316c22",
+                    hash: "1b29c7087efdb479575b10a0c8a98559e603f84ee84d410681c0097b0ea1db72",
                     ptx: include_str!("../../ptx/shift_pack.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "e85d3eda4b92b3f31896837262a500a0128438b726ecb455ca69728dedf1f9ff",
+                    hash: "6f029c57cae8514282ee7357e9a428dd8218bed1208683b65cd3269a377d2ff4",
                     ptx: include_str!("../../ptx/shift_pack.sm_90a.ptx"),
                 },
             ],
@@ -1213,6 +1306,20 @@ impl Module {
                     ptx: include_str!("../../ptx/shift_gemv_k2.sm_90a.ptx"),
                 },
             ],
+            Module::ShiftDecodeK2 => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "1c17742495ac2efdc069ccd4b64414b5d4540a41491c9c628c2b199abe458113",
+                    ptx: include_str!("../../ptx/shift_decode_k2.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "f87ac35fe0de161975fc47426b5428cead1f51e9aff7dae28a6928ebb8fb0ade",
+                    ptx: include_str!("../../ptx/shift_decode_k2.sm_90a.ptx"),
+                },
+            ],
             Module::ShiftGemvK2Wide => &[
                 Image {
                     target: "sm_80",
@@ -1225,6 +1332,20 @@ impl Module {
                     ptx_version: (8, 0),
                     hash: "61bc0a003e282642ddbefb20fa6e03161b6d140d281ddcd3d1f22af24bef7c50",
                     ptx: include_str!("../../ptx/shift_gemv_k2_wide.sm_90a.ptx"),
+                },
+            ],
+            Module::ShiftDecodeK2Wide => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "650e86cbc0c7be14fba48ce9134307a2a9cb235a002f5bb35c9977367e5e4b16",
+                    ptx: include_str!("../../ptx/shift_decode_k2_wide.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "10b75ee37a071f1cc39bcb1407c2d5ac97f82e936d2bf72974eb7f2a45f44731",
+                    ptx: include_str!("../../ptx/shift_decode_k2_wide.sm_90a.ptx"),
                 },
             ],
             Module::ShiftGemvK3 => &[
@@ -1241,6 +1362,20 @@ impl Module {
                     ptx: include_str!("../../ptx/shift_gemv_k3.sm_90a.ptx"),
                 },
             ],
+            Module::ShiftDecodeK3 => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "9298030e4f817dea532d31f917043b26ef80bac96a38be1f7ad778d81c726b39",
+                    ptx: include_str!("../../ptx/shift_decode_k3.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "29a48e2a246aac0bd5f55518c23244202cf8502d857319975f837c16a7219931",
+                    ptx: include_str!("../../ptx/shift_decode_k3.sm_90a.ptx"),
+                },
+            ],
             Module::ShiftGemvK3Wide => &[
                 Image {
                     target: "sm_80",
@@ -1253,6 +1388,20 @@ impl Module {
                     ptx_version: (8, 0),
                     hash: "8155c690c2ddbd894e3e17dad2d1925f96afe752b6df23bbc424d87880e09cc0",
                     ptx: include_str!("../../ptx/shift_gemv_k3_wide.sm_90a.ptx"),
+                },
+            ],
+            Module::ShiftDecodeK3Wide => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "380007b012a70dea7f3a0d34225ec7ad227916d84c54a3659b6eb6c929496654",
+                    ptx: include_str!("../../ptx/shift_decode_k3_wide.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "a557b81f9ca41864ee40243962a9c14b5a36e3f885f5c837688fb6617c5d76dd",
+                    ptx: include_str!("../../ptx/shift_decode_k3_wide.sm_90a.ptx"),
                 },
             ],
             Module::ShiftGemvK4 => &[
@@ -1269,6 +1418,20 @@ impl Module {
                     ptx: include_str!("../../ptx/shift_gemv_k4.sm_90a.ptx"),
                 },
             ],
+            Module::ShiftDecodeK4 => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "188e946ed1cbda91bf64ecf89f7ddfb8460d62b30d7060bb3e50484f9e0ebb2d",
+                    ptx: include_str!("../../ptx/shift_decode_k4.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "73d102f3c5624c4806af0456129ef8b192a7b9b7d1a3332762ba17972bc692d6",
+                    ptx: include_str!("../../ptx/shift_decode_k4.sm_90a.ptx"),
+                },
+            ],
             Module::ShiftGemvK4Wide => &[
                 Image {
                     target: "sm_80",
@@ -1281,6 +1444,20 @@ impl Module {
                     ptx_version: (8, 0),
                     hash: "b6a3f79de21815e503f494c9e238305fb0f2bceed5d2885e447e97003a2d070c",
                     ptx: include_str!("../../ptx/shift_gemv_k4_wide.sm_90a.ptx"),
+                },
+            ],
+            Module::ShiftDecodeK4Wide => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "e3ef41d069d268fba6575d50994d9c01cd9ef8818dd24cf070929da616516f77",
+                    ptx: include_str!("../../ptx/shift_decode_k4_wide.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "1070e16f527b793fa57af211afd2264d2e3b87fbfe551585e830139ea5c0d991",
+                    ptx: include_str!("../../ptx/shift_decode_k4_wide.sm_90a.ptx"),
                 },
             ],
             Module::ShiftGemvK5 => &[
@@ -1297,6 +1474,20 @@ impl Module {
                     ptx: include_str!("../../ptx/shift_gemv_k5.sm_90a.ptx"),
                 },
             ],
+            Module::ShiftDecodeK5 => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "c0edb9622e8b90c21c6f63e5071b04a69c8401ee1e217a7395d1169232334acf",
+                    ptx: include_str!("../../ptx/shift_decode_k5.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "a233264e25f989bf3308cd9e631b1991a8c878dd0450b37529e814923294f5e9",
+                    ptx: include_str!("../../ptx/shift_decode_k5.sm_90a.ptx"),
+                },
+            ],
             Module::ShiftGemvK5Wide => &[
                 Image {
                     target: "sm_80",
@@ -1309,6 +1500,20 @@ impl Module {
                     ptx_version: (8, 0),
                     hash: "9fa807ea4e12c73227256a2c27466b8702d9a08c65bec2cfaf9c9549a8ccce00",
                     ptx: include_str!("../../ptx/shift_gemv_k5_wide.sm_90a.ptx"),
+                },
+            ],
+            Module::ShiftDecodeK5Wide => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "fadb9f1f364645b5ba3f4667176dfa7bdf35bc13dd212d2e5adabc42c1bd95f3",
+                    ptx: include_str!("../../ptx/shift_decode_k5_wide.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "5902bc51abff35b272f06844229ed6d3ebcda7ccc3c5f9aab00b2705585eac8a",
+                    ptx: include_str!("../../ptx/shift_decode_k5_wide.sm_90a.ptx"),
                 },
             ],
             Module::ShiftGemvK6 => &[
@@ -1325,6 +1530,20 @@ impl Module {
                     ptx: include_str!("../../ptx/shift_gemv_k6.sm_90a.ptx"),
                 },
             ],
+            Module::ShiftDecodeK6 => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "4bb1d8facaa60b121af81d1ba620c5aee76d2eeac139814cc9f1dcfb1ff20c13",
+                    ptx: include_str!("../../ptx/shift_decode_k6.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "ef0571844df8b35533a5957d5b0583484c41d184534e0d33c3aa6a1c18f1538d",
+                    ptx: include_str!("../../ptx/shift_decode_k6.sm_90a.ptx"),
+                },
+            ],
             Module::ShiftGemvK6Wide => &[
                 Image {
                     target: "sm_80",
@@ -1337,6 +1556,20 @@ impl Module {
                     ptx_version: (8, 0),
                     hash: "b7203cc05ca942bb28a58d62363d2a05045195477c1c1c73185dfb0a4d161ae9",
                     ptx: include_str!("../../ptx/shift_gemv_k6_wide.sm_90a.ptx"),
+                },
+            ],
+            Module::ShiftDecodeK6Wide => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "d3110a768b3368761a9b6a933b89ea97369cb560ea77f37c424e2871d2300c43",
+                    ptx: include_str!("../../ptx/shift_decode_k6_wide.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "d7a4ee3af2560b91acdf4ffa6e16cf3fba9b71efd699b70a5d05d7c80b6d84be",
+                    ptx: include_str!("../../ptx/shift_decode_k6_wide.sm_90a.ptx"),
                 },
             ],
         }

@@ -27,6 +27,35 @@ const _: () = assert!(offset_of!(ProbeParams, factor) == 12);
 // SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
 unsafe impl Params for ProbeParams {}
 
+/// Blocks `first ..  first + n` of a random stream.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct ProbeRandomParams {
+    /// `uint32_t*`: `4 * n` words, written
+    pub(crate) y: u64,
+    /// `seed`
+    pub(crate) seed: u64,
+    /// `index`
+    pub(crate) index: u64,
+    /// `domain`
+    pub(crate) domain: u32,
+    /// `first`
+    pub(crate) first: u32,
+    /// `n`
+    pub(crate) n: u32,
+}
+
+const _: () = assert!(size_of::<ProbeRandomParams>() == 40);
+const _: () = assert!(offset_of!(ProbeRandomParams, y) == 0);
+const _: () = assert!(offset_of!(ProbeRandomParams, seed) == 8);
+const _: () = assert!(offset_of!(ProbeRandomParams, index) == 16);
+const _: () = assert!(offset_of!(ProbeRandomParams, domain) == 24);
+const _: () = assert!(offset_of!(ProbeRandomParams, first) == 28);
+const _: () = assert!(offset_of!(ProbeRandomParams, n) == 32);
+
+// SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
+unsafe impl Params for ProbeRandomParams {}
+
 /// Rows of a dense table: `x[i] = table[tokens[i]]`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]

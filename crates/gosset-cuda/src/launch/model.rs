@@ -23,7 +23,13 @@ pub const MAX_HEAD_DIM: usize = 256;
 const MAX_SPLITS: usize = 64;
 
 /// Least positions of a span: below, merging costs more than it saves.
-const MIN_SPAN: u32 = 64;
+const MIN_SPAN: u32 = 256;
+
+/// Query heads that a block of the splitting kernels takes.
+const BLOCK_HEADS: usize = 4;
+
+/// Rows from which a dense matrix is tall: two rows per warp then still give every multiprocessor enough warps.
+const TALL_ROWS: u32 = 12_288;
 
 /// Rows up to which attention cuts the positions instead of the rows.
 const SPLIT_ROWS: usize = 8;
@@ -138,10 +144,18 @@ impl AttentionShape {
     fn check(&self) -> Result<(), CudaError> {
         let Self { heads, kv_heads, head_dim, capacity } = *self;
         if kv_heads == 0 || !heads.is_multiple_of(kv_heads) || heads == 0 || heads + 2 * kv_heads > 65_535 {
-            return Err(CudaError::shape("heads of attention", "a multiple of the key heads, at most 65535 in all", heads));
+            return Err(CudaError::shape(
+                "heads of attention",
+                "a multiple of the key heads, at most 65535 in all",
+                heads,
+            ));
         }
         if head_dim == 0 || head_dim % 2 != 0 || head_dim > MAX_HEAD_DIM {
-            return Err(CudaError::shape("columns of a head", format!("an even number up to {MAX_HEAD_DIM}"), head_dim));
+            return Err(CudaError::shape(
+                "columns of a head",
+                format!("an even number up to {MAX_HEAD_DIM}"),
+                head_dim,
+            ));
         }
         if capacity == 0 || capacity > i32::MAX as usize {
             return Err(CudaError::shape("positions of a cache", "1 to 2^31 - 1", capacity));
@@ -181,14 +195,9 @@ impl AttentionScratch {
     }
 }
 
-/// Query heads that a block of the splitting kernels takes.
-fn block_heads(head_dim: usize) -> usize {
-    if head_dim <= 128 { 4 } else { 2 }
-}
-
 /// Blocks that the query heads of one row are cut into.
 fn head_blocks(shape: &AttentionShape) -> usize {
-    shape.kv_heads * (shape.heads / shape.kv_heads).div_ceil(block_heads(shape.head_dim))
+    shape.kv_heads * (shape.heads / shape.kv_heads).div_ceil(BLOCK_HEADS)
 }
 
 fn expect(what: &'static str, found: usize, expected: Option<usize>) -> Result<(), CudaError> {
@@ -218,7 +227,7 @@ unsafe fn launch<P: Params>(
     (grid, block, shared_bytes): ([u32; 3], u32, u32),
     params: &P,
 ) -> Result<(), CudaError> {
-    let launch = Launch { grid, block: [block, 1, 1], shared_bytes, ..Launch::default() };
+    let launch = Launch { grid, block: [block, 1, 1], shared_bytes, programmatic: true };
     // SAFETY: by the contract of this function.
     unsafe { gpu.kernel(module, entry)?.launch(stream, launch, params) }
 }
@@ -483,11 +492,12 @@ pub fn attend<C: CacheElement>(
         head_stride: shape.head_stride() as u32,
         capacity: capacity as u32,
         min_span: MIN_SPAN,
+        part_len: shape.head_stride() as u32 + 2,
     };
     let width = if head_dim <= 64 { 0 } else { usize::from(head_dim > 128) + 1 };
     let (entry, grid, block, shared) = if split {
         let entry = ["model_split_64", "model_split_128", "model_split_256"][width];
-        (entry, [scratch.n_splits as u32, head_blocks(shape) as u32, n as u32], 128, 0)
+        (entry, [scratch.n_splits as u32, head_blocks(shape) as u32, n as u32], [512, 512, 256][width], 0)
     } else {
         let entry = ["model_tile_64", "model_tile_128", "model_tile_256"][width];
         let tile = [64u32, 64, 32][width];
@@ -643,14 +653,15 @@ pub fn dense<T: DenseElement>(
     let (entry, grid, block) = match batch {
         0 => return Ok(()),
         1..=GEMV_BATCH => {
-            let entry = match batch {
-                1 => "model_gemv_1",
-                2 => "model_gemv_2",
-                3 | 4 => "model_gemv_4",
-                _ => "model_gemv_8",
+            // Entry, threads, rows per block.
+            let (entry, block, rows) = match batch {
+                1 if params.rows >= TALL_ROWS => ("model_gemv_tall", 64, 4),
+                1 => ("model_gemv_low", 128, 4),
+                2 => ("model_gemv_2", 128, 8),
+                3 | 4 => ("model_gemv_4", 128, 8),
+                _ => ("model_gemv_8", 128, 8),
             };
-            // Four warps of two rows.
-            (entry, [params.rows.div_ceil(8), 1, 1], 128)
+            (entry, [params.rows.div_ceil(rows), 1, 1], block)
         }
         _ => {
             let tiles = params.batch.div_ceil(64);
