@@ -42,6 +42,11 @@ impl Op {
     pub const ALL: [Op; 8] =
         [Op::ShiftGemv, Op::ShiftGemm, Op::RiceGemv, Op::RiceGemm, Op::FixedGemv, Op::Rht, Op::Quantize, Op::Decode];
 
+    /// Whether it is a product of a matrix with activations, so that the dense product is its peer.
+    pub(super) fn is_product(self) -> bool {
+        matches!(self, Op::ShiftGemv | Op::ShiftGemm | Op::RiceGemv | Op::RiceGemm | Op::FixedGemv)
+    }
+
     /// Name as in tables and JSON.
     pub fn name(self) -> &'static str {
         match self {

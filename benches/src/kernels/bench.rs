@@ -9,7 +9,7 @@ use gosset_cuda::{Gpu, Stream};
 use super::args::{Args, Op, Shape};
 use super::block::Block;
 use super::dense::{self, Arm, Dense, DenseWeights};
-use super::note;
+use super::{candidates, container, decode, note, rht};
 use super::report::{Report, Row};
 use super::timing::Timing;
 
@@ -57,10 +57,14 @@ pub(super) fn run(gpu: &Gpu, args: &Args, report: &mut Report) -> Result<()> {
     let info = gpu.info();
     report.device = info.name.clone();
     report.driver = format!("{}.{}", info.driver.0, info.driver.1);
-    let copy_bandwidth = dense::copy_bandwidth(gpu, &stream, args.replays())?;
-    report.copy_gbps = Some(copy_bandwidth * 1e-9);
-    note(&format!("copy: {:.0} GB/s", copy_bandwidth * 1e-9));
+    let mut copy_bandwidth = f64::INFINITY;
+    if !args.check {
+        copy_bandwidth = dense::copy_bandwidth(gpu, &stream, args.replays())?;
+        report.copy_gbps = Some(copy_bandwidth * 1e-9);
+        note(&format!("copy: {:.0} GB/s", copy_bandwidth * 1e-9));
+    }
     let dense = match Dense::new(gpu) {
+        _ if args.check => None,
         Ok(dense) => {
             report.cublas = Some(dense.version()?);
             Some(dense)
@@ -71,8 +75,22 @@ pub(super) fn run(gpu: &Gpu, args: &Args, report: &mut Report) -> Result<()> {
         }
     };
     let mut bench = Bench { gpu, stream, args, dense, copy_bandwidth, report, blocks: HashMap::new() };
-    for shape in args.shapes() {
-        bench.dense_arms(shape)?;
+    let shapes = args.shapes();
+    let mut encoded = candidates::Cache::new();
+    if args.wants(Op::Rht) {
+        rht::run(&mut bench, &shapes)?;
+    }
+    for &shape in &shapes {
+        if !args.check && Op::ALL.iter().any(|op| op.is_product() && args.wants(*op)) {
+            bench.dense_arms(shape)?;
+        }
+        candidates::run(&mut bench, shape, &mut encoded)?;
+        if args.wants(Op::Decode) && (args.check || shape == GAUGE.0 || shapes.len() == 1) {
+            decode::run(&mut bench, shape)?;
+        }
+    }
+    if let Some(path) = &args.container {
+        container::run(&mut bench, path, args.container_matrices)?;
     }
     bench.judge_gauge();
     Ok(())
@@ -139,7 +157,7 @@ impl Bench<'_> {
     }
 
     /// The row of an operation that took `timing`.
-    pub(super) fn push(&mut self, entry: &Entry<'_>, timing: Timing, mode: &str) {
+    pub(super) fn push(&mut self, entry: &Entry<'_>, timing: Option<Timing>, mode: &str) {
         let Entry { shape, batch, .. } = *entry;
         let bytes = entry.matrix_bytes + entry.other_bytes;
         let arm = self.dense.as_ref().filter(|_| entry.is_product).and_then(|dense| dense.arm(shape, batch));
@@ -148,6 +166,7 @@ impl Bench<'_> {
             _ => Some(arm.single.us),
         });
         let n_weights = shape.n_weights() as f64;
+        let timing = timing.unwrap_or(Timing::NONE);
         let row = Row {
             op: entry.op.name().to_owned(),
             codec: entry.codec.to_owned(),
@@ -160,9 +179,9 @@ impl Bench<'_> {
             mse: entry.mse,
             us: timing.us,
             us_min: timing.us_min,
-            gbps: bytes as f64 / timing.us * 1e-3,
+            gbps: per_us(bytes as f64 * 1e-3, timing.us),
             floor_fraction: self.floor_fraction(bytes, timing.us),
-            mws: n_weights / timing.us,
+            mws: per_us(n_weights, timing.us),
             us_bf16,
             bf16_kernel: arm.map(|arm| arm.kernel.clone()),
             us_torch: self.torch_us(shape, batch).filter(|_| entry.is_product),
@@ -173,21 +192,22 @@ impl Bench<'_> {
             note: entry.note.to_owned(),
         };
         note(&format!(
-            "{} {} {} {shape} batch {batch}: {:.2} us{}",
+            "{} {} {} {shape} batch {batch} {mode}: {:.2} us, error {:.1e}{}",
             row.op,
             row.codec,
             row.variant,
             row.us,
+            row.rel_err.unwrap_or_default(),
             row.speedup_vs_bf16.map_or_else(String::new, |x| format!(", {x:.2} x bf16")),
         ));
         self.report.rows.push(row);
     }
 
     /// A row that is wrong makes the run invalid.
-    pub(super) fn judge(&mut self, what: &str, rel_err: f64) -> bool {
-        let valid = rel_err <= super::reference::MAX_REL_ERR;
+    pub(super) fn judge(&mut self, what: &str, rel_err: f64, most: f64) -> bool {
+        let valid = rel_err <= most;
         if !valid {
-            let line = format!("{what}: an output is off by {rel_err:.1e} of the norms");
+            let line = format!("{what}: an output is off by {rel_err:.1e}, more than {most:.1e}");
             note(&line);
             self.report.problems.push(line);
         }
@@ -195,7 +215,7 @@ impl Bench<'_> {
     }
 
     fn floor_fraction(&self, bytes: usize, us: f64) -> f64 {
-        bytes as f64 / self.copy_bandwidth * 1e6 / us
+        per_us(bytes as f64 / self.copy_bandwidth * 1e6, us)
     }
 
     fn torch_us(&self, shape: Shape, batch: usize) -> Option<f64> {
@@ -212,4 +232,9 @@ impl Bench<'_> {
             self.report.problems.push(line);
         }
     }
+}
+
+/// A number per microsecond; 0 for an operation that was checked only.
+fn per_us(n: f64, us: f64) -> f64 {
+    if us > 0.0 { n / us } else { 0.0 }
 }

@@ -148,7 +148,7 @@ impl Dense {
         let Some((single, kernel, name, rel_err)) = best else {
             bail!("{shape}, batch {batch}: no dense kernel is right");
         };
-        let layers = if shape_layers(shape) == LAYERS {
+        let layers = if batch == 1 && shape_layers(shape) == LAYERS {
             Some(timing::layered(gpu, stream, n_copies, replays, |stream, copy, _| {
                 self.launch(&kernel, gemm, stream, &weights.copies[copy], &x, y.as_mut())
             })?)

@@ -11,11 +11,16 @@ use anyhow::{Context, Result};
 mod args;
 mod bench;
 mod block;
+mod candidates;
+mod container;
 mod cpu;
+mod decode;
 mod dense;
 mod product;
 mod reference;
 mod report;
+mod rht;
+mod rice;
 mod table;
 mod timing;
 

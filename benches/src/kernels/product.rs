@@ -5,7 +5,13 @@ use gosset_cuda::{Buffer, CudaError, DevSlice, DevSliceMut, Gpu, Stream, StreamR
 
 use super::args::Shape;
 use super::reference::Reference;
-use super::timing::{self, LAYERS, Timing};
+use super::timing::{self, Timing};
+
+/// Factor of the activation's largest coordinates in the second check: what one coordinate of a residual stream may be
+/// over the others.
+const OUTLIER: f32 = 300.0;
+/// Distance of those coordinates.
+const OUTLIER_STRIDE: usize = 1021;
 
 /// Copies of one compressed matrix on the device.
 pub(super) trait Product {
@@ -14,6 +20,9 @@ pub(super) trait Product {
 
     /// Bytes that one copy has on the device: all that a product reads, tables included.
     fn bytes(&self) -> usize;
+
+    /// Most activations of one product.
+    fn max_batch(&self) -> usize;
 
     /// Enqueues y = x · wᵀ with one copy, rotation and scaling of the activations included.
     fn enqueue(
@@ -26,12 +35,9 @@ pub(super) trait Product {
     ) -> Result<(), CudaError>;
 }
 
-/// What a product was found to do.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Measured {
-    pub(super) rel_err: f64,
-    pub(super) single: Timing,
-    pub(super) layers: Option<Timing>,
+/// Activations with outliers, for the second check.
+pub(super) fn with_outliers(x: &[f32]) -> Vec<f32> {
+    x.iter().enumerate().map(|(i, &x)| if i % OUTLIER_STRIDE == 17 { OUTLIER * x } else { x }).collect()
 }
 
 /// Outputs of the first and the last copy against the reference: the largest error.
@@ -57,7 +63,7 @@ pub(super) fn check(
     Ok(worst)
 }
 
-/// Times of a product, with the rotation of its activations.
+/// Times of a product, with the rotation of its activations: one after the other and, if asked for, in layers.
 pub(super) fn time(
     gpu: &Gpu,
     stream: &Stream,
@@ -65,7 +71,7 @@ pub(super) fn time(
     shape: Shape,
     x: &[f32],
     replays: usize,
-    layered: bool,
+    in_layers: bool,
 ) -> Result<(Timing, Option<Timing>)> {
     let batch = x.len() / shape.cols;
     let copies = product.n_copies();
@@ -74,7 +80,7 @@ pub(super) fn time(
     let single = timing::rotated(gpu, stream, copies, replays, |stream, copy| {
         product.enqueue(stream, copy, x.as_slice(), y.as_mut(), batch)
     })?;
-    if !layered {
+    if !in_layers {
         return Ok((single, None));
     }
     // The output of a square layer is the input of the next; others have the same input again.
@@ -85,6 +91,5 @@ pub(super) fn time(
         let x = if layer == 0 || shape.rows != shape.cols { x.as_slice() } else { from.as_slice() };
         product.enqueue(stream, copy, x, to.as_mut(), batch)
     })?;
-    debug_assert!(LAYERS > 1);
     Ok((single, Some(layers)))
 }

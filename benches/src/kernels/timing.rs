@@ -33,6 +33,9 @@ pub(super) struct Timing {
 }
 
 impl Timing {
+    /// Of an operation that was checked only.
+    pub(super) const NONE: Timing = Timing { us: 0.0, us_min: 0.0 };
+
     /// The median of the times of replays of `n_ops` operations.
     fn of(mut us: Vec<f64>, n_ops: usize) -> Self {
         us.sort_by(f64::total_cmp);
@@ -46,9 +49,30 @@ pub(super) fn rotated(
     stream: &Stream,
     copies: usize,
     replays: usize,
+    enqueue: impl FnMut(StreamRef<'_>, usize) -> Result<(), CudaError>,
+) -> Result<Timing, CudaError> {
+    in_one_graph(gpu, stream, copies, copies * MIN_OPS.div_ceil(copies), replays, enqueue)
+}
+
+/// The same for operations that take so long that the start of a graph is nothing: one per copy in a graph.
+pub(super) fn rotated_few(
+    gpu: &Gpu,
+    stream: &Stream,
+    copies: usize,
+    replays: usize,
+    enqueue: impl FnMut(StreamRef<'_>, usize) -> Result<(), CudaError>,
+) -> Result<Timing, CudaError> {
+    in_one_graph(gpu, stream, copies, copies, replays, enqueue)
+}
+
+fn in_one_graph(
+    gpu: &Gpu,
+    stream: &Stream,
+    copies: usize,
+    n_ops: usize,
+    replays: usize,
     mut enqueue: impl FnMut(StreamRef<'_>, usize) -> Result<(), CudaError>,
 ) -> Result<Timing, CudaError> {
-    let n_ops = copies * MIN_OPS.div_ceil(copies);
     let graph = Graph::capture(stream, |stream| (0..n_ops).try_for_each(|i| enqueue(stream, i % copies)))?;
     Ok(Timing::of(replay(gpu, stream, &[graph], replays)?, n_ops))
 }

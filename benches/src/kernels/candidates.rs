@@ -1,0 +1,133 @@
+//! What is multiplied how: the table of codecs and orders, and the loop over it.
+
+use std::collections::HashMap;
+
+use anyhow::{Context, Result};
+use gosset_codec::{MatrixHeader, Plane, ShiftOrderKind};
+use gosset_cuda::{CudaError, Gpu};
+
+use super::args::{Op, Shape};
+use super::bench::{Bench, Entry};
+use super::block::{Block, Encoded};
+use super::dense;
+use super::{note, rice};
+use super::product::{self, Product};
+use super::reference::{MAX_REL_ERR, Reference};
+use super::timing::{self, LAYERS};
+
+/// Puts copies of an encoded matrix on the device.
+pub(super) type Build = fn(&Gpu, &MatrixHeader, &[Plane<'_>], usize) -> Result<Box<dyn Product>, CudaError>;
+
+/// One codec in one order under one kernel.
+#[derive(Clone, Copy)]
+pub(super) struct Candidate {
+    /// Operation at batch 1.
+    pub(super) gemv: Op,
+    /// Operation at larger batches.
+    pub(super) gemm: Option<Op>,
+    /// Codec and payload.
+    pub(super) codec: &'static str,
+    /// What tells kernels of one codec apart.
+    pub(super) variant: &'static str,
+    /// Order of the weights in the streams, for bit-shift trellises.
+    pub(super) order: ShiftOrderKind,
+    pub(super) build: Build,
+}
+
+/// Everything that is compared.
+pub(super) fn candidates() -> Vec<Candidate> {
+    let rice = |codec, variant, build| Candidate {
+        gemv: Op::RiceGemv,
+        gemm: Some(Op::RiceGemm),
+        codec,
+        variant,
+        order: ShiftOrderKind::Rows,
+        build,
+    };
+    let mut all = Vec::new();
+    for codec in ["e8-rice@2", "e8-rice@3", "e8-rice@4"] {
+        all.push(rice(codec, "streams", rice::streams as Build));
+        all.push(rice(codec, "planes", rice::planes));
+    }
+    all
+}
+
+/// Blocks that were encoded, by codec, variant and shape of the block.
+pub(super) type Cache = HashMap<(&'static str, &'static str, Shape), Encoded>;
+
+/// Measures every candidate that was asked for on matrices of `shape`.
+pub(super) fn run(bench: &mut Bench<'_>, shape: Shape, cache: &mut Cache) -> Result<()> {
+    for candidate in candidates() {
+        let wanted = [Some(candidate.gemv), candidate.gemm].into_iter().flatten().any(|op| bench.args.wants(op));
+        if wanted && bench.args.wants_codec(candidate.codec) {
+            one(bench, shape, &candidate, cache)
+                .with_context(|| format!("{} {} of {shape}", candidate.codec, candidate.variant))?;
+        }
+    }
+    Ok(())
+}
+
+fn one(bench: &mut Bench<'_>, shape: Shape, candidate: &Candidate, cache: &mut Cache) -> Result<()> {
+    let Candidate { codec, variant, .. } = *candidate;
+    let block: Block = bench.block(shape).clone();
+    let key = (codec, variant, Shape { rows: block.rows(), cols: block.cols });
+    let encoded = match cache.entry(key) {
+        std::collections::hash_map::Entry::Occupied(found) => found.into_mut(),
+        std::collections::hash_map::Entry::Vacant(place) => place.insert(Encoded::new(codec, candidate.order, &block)?),
+    };
+    let matrix = encoded.repeated(shape.rows, &block)?;
+    let n_bytes: usize = matrix.planes.iter().map(|plane| plane.data.n_bytes()).sum();
+    let n_copies = if bench.args.check { 2 } else { timing::copies(n_bytes).next_multiple_of(dense::shape_layers(shape)) };
+    let mut product = match (candidate.build)(bench.gpu, &matrix.header, &matrix.planes, n_copies) {
+        Ok(product) => product,
+        Err(CudaError::Unsupported { op, what }) => {
+            note(&format!("{codec} {variant} {shape}: {op} is not built for {what}"));
+            return Ok(());
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let batches: Vec<usize> = bench.args.batches()?.into_iter().filter(|&b| b <= product.max_batch()).collect();
+    let Some(&most) = batches.last() else { return Ok(()) };
+    let x = bench.activations(shape.cols, most);
+    let outliers = product::with_outliers(&x);
+    let [reference, hard] = [&x, &outliers].map(|x| Reference::new(&encoded.decoded, shape.cols, x));
+    let (payload_bps, mse) = (encoded.payload_bps, encoded.mse);
+    for batch in batches {
+        let Some(op) = (if batch == 1 { Some(candidate.gemv) } else { candidate.gemm }) else { continue };
+        if !bench.args.wants(op) {
+            continue;
+        }
+        let (x, outliers) = (&x[..batch * shape.cols], &outliers[..batch * shape.cols]);
+        let mut rel_err = product::check(bench.gpu, &bench.stream, &mut *product, shape, x, &reference)?;
+        rel_err = rel_err.max(product::check(bench.gpu, &bench.stream, &mut *product, shape, outliers, &hard)?);
+        let valid = bench.judge(&format!("{} {codec} {variant} {shape} batch {batch}", op.name()), rel_err, MAX_REL_ERR);
+        let entry = Entry {
+            op,
+            codec,
+            variant,
+            shape,
+            batch,
+            payload_bps: Some(payload_bps),
+            mse: Some(mse),
+            matrix_bytes: product.bytes(),
+            other_bytes: 4 * batch * (shape.rows + shape.cols),
+            copies: n_copies,
+            rel_err: Some(rel_err),
+            valid,
+            is_product: true,
+            note: "",
+        };
+        if bench.args.check {
+            bench.push(&entry, None, "check");
+            continue;
+        }
+        let in_layers = batch == 1 && dense::shape_layers(shape) == LAYERS;
+        let replays = bench.args.replays();
+        let (single, layers) = product::time(bench.gpu, &bench.stream, &mut *product, shape, x, replays, in_layers)?;
+        bench.push(&entry, Some(single), "single");
+        if layers.is_some() {
+            bench.push(&entry, layers, "layers");
+        }
+    }
+    Ok(())
+}
