@@ -6,6 +6,8 @@
 mod checkpoint;
 mod container;
 mod damage;
+#[cfg(feature = "gpu")]
+mod device;
 mod eval;
 mod non_finite;
 mod patch;

@@ -14,6 +14,7 @@ use crate::error::RuntimeError;
 use crate::row_blocks::{WeightRows, dense_product, product};
 use crate::source::dequantize_rows;
 use crate::tensor::{f32_slice, tensor2};
+use crate::weights::{ContainerWeights, Weights};
 
 /// `y = x Wᵀ + b`, whatever `W` is stored as.
 ///
@@ -86,6 +87,30 @@ impl StoredRows {
 }
 
 impl Linear {
+    /// The layer of tensor `weight` of a container, in whatever form it is there, with tensor `bias` if one is named.
+    ///
+    /// # Errors
+    /// [`RuntimeError::MissingTensor`] and [`RuntimeError::Container`] for names that are not there or no matrix,
+    /// [`RuntimeError::Shape`] for a bias of another length.
+    pub fn from_container(
+        container: &Arc<Container>,
+        weight: &str,
+        bias: Option<&str>,
+    ) -> Result<Self, RuntimeError> {
+        let weights = ContainerWeights::new(Arc::clone(container));
+        let values = bias.map(|name| weights.vector(name)).transpose()?;
+        let n_values = values.as_ref().map(Vec::len);
+        let linear = weights.linear(weight, values)?;
+        match (bias, n_values) {
+            (Some(name), Some(found)) if found != linear.out_features() => Err(RuntimeError::Shape {
+                name: name.to_owned(),
+                expected: vec![linear.out_features()],
+                found: vec![found],
+            }),
+            _ => Ok(linear),
+        }
+    }
+
     /// Number of columns of the result.
     pub fn out_features(&self) -> usize {
         self.shape().0

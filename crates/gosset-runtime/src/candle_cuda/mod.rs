@@ -7,8 +7,8 @@
 //!
 //! let device = Device::new_cuda(0)?;
 //! let container = Container::open("model.gosset".as_ref())?;
-//! let weight = container.coded("model.layers.0.mlp.up_proj.weight")?;
-//! let linear = Linear::Coded { weight, bias: None }.to_device(&device, DType::F16)?;
+//! let linear = Linear::from_container(&container, "model.layers.0.mlp.up_proj.weight", None)?;
+//! let linear = linear.to_device(&device, DType::F16)?;
 //! let x = Tensor::randn(0f32, 1.0, (1, linear.in_features()), &device)?.to_dtype(DType::F16)?;
 //! assert_eq!(linear.forward(&x)?.dtype(), DType::F16);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
