@@ -112,6 +112,32 @@ __device__ __forceinline__ float row_max(const RhtParams& p, const In* row) {
     return most;
 }
 
+// Signs, stages and scales of the tiles of up to 128 columns in a window, and the first seven stages of longer ones. The
+// lane holds columns col .. col + 3; `run` is that of the whole window, or n_runs where several meet.
+__device__ __forceinline__ void any_window(
+    const RhtParams& p, uint32_t col, uint32_t run, uint32_t nibble, bool inverse, float (&v)[4]) {
+    if (!inverse) gosset::flip_signs(v, nibble);
+    const bool uniform = run < p.n_runs;
+    uint32_t log[4], runs[4], ends = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        runs[i] = uniform ? run : run_of(p, col + i);
+        log[i] = p.run_log[runs[i]];
+        ends |= uint32_t(log[i] <= 7) << i;
+    }
+    if (uniform) {
+        gosset::fwht_window(v, log[0]);
+    } else {
+        gosset::fwht_window(v, log);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        if (log[i] <= 7) v[i] *= p.run_scale[runs[i]];
+    }
+    // Signs come at the end of a tile, and longer tiles do not end here.
+    if (inverse) gosset::flip_signs(v, nibble & ends);
+}
+
 template <typename In, typename Out>
 __device__ __forceinline__ void rht(const RhtParams& p) {
     extern __shared__ float shared[];
@@ -142,28 +168,10 @@ __device__ __forceinline__ void rht(const RhtParams& p) {
             float v[4];
             load4(x, col, p.width, p.flags & VECTOR_X, v);
             const uint32_t nibble = col < p.width ? gosset::sign_nibble(p.words, col) : 0;
-            if (!inverse) gosset::flip_signs(v, nibble);
-            uint32_t log[4], runs[4];
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                runs[i] = uniform ? run : run_of(p, col + i);
-                log[i] = p.run_log[runs[i]];
-            }
-            if (uniform) {
-                gosset::fwht_window(v, log[0]);
+            if (uniform && p.run_log[run] == 7 && !inverse) {
+                gosset::rht128(v, nibble);
             } else {
-                gosset::fwht_window(v, log);
-            }
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                if (log[i] <= 7) v[i] *= p.run_scale[runs[i]];
-            }
-            if (inverse) {
-                // Signs come at the end of a tile, and longer tiles do not end here.
-                uint32_t ends = 0;
-#pragma unroll
-                for (int i = 0; i < 4; ++i) ends |= uint32_t(log[i] <= 7) << i;
-                gosset::flip_signs(v, nibble & ends);
+                any_window(p, col, uniform ? run : p.n_runs, nibble, inverse, v);
             }
             if (joined) {
                 *reinterpret_cast<float4*>(shared + col - begin) = make_float4(v[0], v[1], v[2], v[3]);

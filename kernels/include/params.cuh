@@ -747,3 +747,22 @@ static_assert(offsetof(ShiftExactParams, x_stride) == 44);
 static_assert(offsetof(ShiftExactParams, y_stride) == 48);
 static_assert(offsetof(ShiftExactParams, x_type) == 52);
 static_assert(offsetof(ShiftExactParams, y_type) == 56);
+
+// Rows that are stored exactly, in their places of a decoded matrix (shift_pack.cu).
+struct ShiftExactRowsParams {
+    const float* values;  // `[exact rows, cols]`
+    const uint32_t* rows;  // their numbers
+    void* out;  // `[n_rows, cols]`
+    uint32_t cols;
+    uint32_t first_row;
+    uint32_t n_rows;
+    uint32_t out_type;  // 0 f32, 1 f16, 2 bf16
+};
+static_assert(sizeof(ShiftExactRowsParams) == 40);
+static_assert(offsetof(ShiftExactRowsParams, values) == 0);
+static_assert(offsetof(ShiftExactRowsParams, rows) == 8);
+static_assert(offsetof(ShiftExactRowsParams, out) == 16);
+static_assert(offsetof(ShiftExactRowsParams, cols) == 24);
+static_assert(offsetof(ShiftExactRowsParams, first_row) == 28);
+static_assert(offsetof(ShiftExactRowsParams, n_rows) == 32);
+static_assert(offsetof(ShiftExactRowsParams, out_type) == 36);

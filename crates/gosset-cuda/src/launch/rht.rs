@@ -21,8 +21,16 @@ const MAX_RUNS: usize = 17;
 /// Columns of one warp.
 const WINDOW: u32 = 128;
 
-/// Columns of a block where every tile ends in a window.
-const SHORT_CHUNK: u32 = 1024;
+/// Columns of a block where every tile ends in a window and few rows are to be had: as many blocks as the latency of one
+/// row can use.
+const FEW_ROWS_CHUNK: u32 = 512;
+
+/// Columns of a block where the rows fill the device.
+const MANY_ROWS_CHUNK: u32 = 2048;
+
+/// Columns of a block that looks for the largest value of its row first: the more of the row it transforms, the fewer
+/// blocks read the row for that.
+const ROW_SCALE_CHUNK: u32 = 4096;
 
 /// Columns that a block joins in shared memory (`LONG` of `rht.cu`); longer tiles take a second kernel.
 const LONG: u32 = 1 << 14;
@@ -121,7 +129,7 @@ impl DeviceRht {
             row_scale: 0,
             width: u32::try_from(plan.width()).map_err(|_| CudaError::shape("rht width", "a u32", plan.width()))?,
             batch: 0,
-            chunk: chunk(longest),
+            chunk: 0,
             flags: 0,
             factor: 1.0,
             bound: bound(longest),
@@ -275,11 +283,12 @@ impl DeviceRht {
         let whole = |ptr: u64, bytes: usize| self.width.is_multiple_of(4) && ptr.is_multiple_of(4 * bytes as u64);
         params.flags |= if whole(params.x, size_of::<X>()) { VECTOR_X } else { 0 };
         params.flags |= if whole(params.y, size_of::<Y>()) { VECTOR_Y } else { 0 };
-        let joined = self.longest > WINDOW;
+        let shape = Shape::new(self.longest, params.width, batch, self.gpu.info().n_sms, params.row_scale != 0);
+        params.chunk = shape.chunk;
         let launch = Launch {
-            grid: [params.width.div_ceil(params.chunk), batch.min(MAX_GRID_ROWS) as u32, 1],
-            block: [if joined { (params.chunk / 8).clamp(256, 1024) } else { 256 }, 1, 1],
-            shared_bytes: if joined { params.chunk * 4 } else { 0 },
+            grid: [params.width.div_ceil(shape.chunk), batch.min(MAX_GRID_ROWS) as u32, 1],
+            block: [shape.threads, 1, 1],
+            shared_bytes: if self.longest > WINDOW { shape.chunk * 4 } else { 0 },
             programmatic: true,
         };
         self.launch(stream, entry, launch, params, batch)
@@ -317,9 +326,29 @@ impl DeviceRht {
     }
 }
 
-/// Columns of a block: some windows, or the longest tile as far as shared memory goes.
-fn chunk(longest: u32) -> u32 {
-    longest.clamp(SHORT_CHUNK, LONG)
+/// Columns and threads of a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Shape {
+    chunk: u32,
+    threads: u32,
+}
+
+impl Shape {
+    /// Chosen by measurement on an H200 (docs/kernels/rht.md); any choice gives the same bits.
+    fn new(longest: u32, width: u32, batch: usize, n_sms: u32, row_scale: bool) -> Self {
+        if longest > WINDOW {
+            let chunk = longest.clamp(1024, LONG);
+            return Self { chunk, threads: (chunk / 8).clamp(256, 1024) };
+        }
+        // Blocks of 1024 columns, four for each multiprocessor: from there on blocks wait for others.
+        let many = u64::from(width.div_ceil(1024)) * batch as u64 >= 4 * u64::from(n_sms);
+        match (row_scale, many) {
+            (false, false) => Self { chunk: FEW_ROWS_CHUNK, threads: 128 },
+            (false, true) => Self { chunk: MANY_ROWS_CHUNK, threads: 128 },
+            (true, true) => Self { chunk: ROW_SCALE_CHUNK, threads: 256 },
+            (true, false) => Self { chunk: 1024, threads: if width <= 4096 { 512 } else { 1024 } },
+        }
+    }
 }
 
 /// An f32 that is at least the square root of the tile: no transformed value exceeds it times the largest input.
@@ -338,9 +367,12 @@ mod tests {
 
     #[test]
     fn whole_tiles_fill_a_chunk() {
-        for log in 0..=16 {
-            let chunk = chunk(1 << log);
+        for (log, batch, row_scale) in
+            (0..=16).flat_map(|log| [(log, 1, true), (log, 5000, true), (log, 1, false), (log, 5000, false)])
+        {
+            let Shape { chunk, threads } = Shape::new(1 << log, 29568, batch, 132, row_scale);
             assert!(chunk.is_multiple_of(WINDOW) && chunk.is_multiple_of((1 << log).min(LONG)), "tile 2^{log}");
+            assert!(threads.is_multiple_of(32) && threads <= 1024, "tile 2^{log}");
             assert!(bound(1 << log) >= f32::powf(2.0, log as f32 / 2.0));
         }
     }

@@ -1,6 +1,7 @@
 //! Drivers and capabilities: what the driver loads, what it refuses, and in which words (cases H01 and H02).
 
 use gosset_cuda::{CudaError, Gpu, OpenOptions, launch::probe, targets};
+use gosset_transform::{Domain, RandomStream};
 
 use crate::gpu;
 
@@ -44,6 +45,26 @@ fn what_is_no_ptx_is_refused_with_the_log() {
     assert!(error.contains("CUDA_ERROR_INVALID_PTX"), "{error}");
     assert!(gpu.check_ptx("").is_err() && gpu.check_ptx(".version 8.0\n\0").is_err());
     check_probe(&gpu);
+}
+
+#[test]
+fn random_words_are_those_of_the_cpu() {
+    let Some(gpu) = gpu() else { return };
+    let stream = gpu.stream().unwrap();
+    for (seed, domain, index, first) in [
+        (0, Domain::Signs, 0, 0),
+        (0x0123_4567_89ab_cdef, Domain::Dither, (7 << 32) | 5, 1000),
+        (u64::MAX, Domain::Rotation, u64::MAX, u32::MAX - 100),
+    ] {
+        let mut y = gpu.alloc(4 * 1000).unwrap();
+        probe::random(&gpu, stream.as_ref(), y.as_mut(), seed, domain, index, first).unwrap();
+        stream.synchronize().unwrap();
+        let words = RandomStream::new(seed, domain, index);
+        let want: Vec<u32> = (0..4000).map(|i| words.word(4 * u64::from(first) + i)).collect();
+        assert!(gpu.download(y.as_slice()).unwrap() == want, "seed {seed:#x}, {domain:?}, index {index:#x}");
+    }
+    let mut y = gpu.alloc(6).unwrap();
+    assert!(probe::random(&gpu, stream.as_ref(), y.as_mut(), 0, Domain::Signs, 0, 0).is_err());
 }
 
 #[test]
