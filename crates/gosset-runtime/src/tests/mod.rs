@@ -3,6 +3,8 @@
 mod container;
 mod forward;
 mod generation;
+#[cfg(feature = "gpu")]
+mod gpu;
 mod reference;
 
 use std::borrow::Cow;
