@@ -9,7 +9,7 @@ use gosset_cuda::{Gpu, Stream};
 use super::args::{Args, Op, Shape};
 use super::block::Block;
 use super::dense::{self, Arm, Dense, DenseWeights};
-use super::{candidates, container, decode, note, rht};
+use super::{candidates, container, decode, note, quantize, rht};
 use super::report::{Report, Row};
 use super::timing::Timing;
 
@@ -87,6 +87,9 @@ pub(super) fn run(gpu: &Gpu, args: &Args, report: &mut Report) -> Result<()> {
         candidates::run(&mut bench, shape, &mut encoded)?;
         if args.wants(Op::Decode) && (args.check || shape == GAUGE.0 || shapes.len() == 1) {
             decode::run(&mut bench, shape)?;
+        }
+        if args.wants(Op::Quantize) && (args.check || shape == GAUGE.0 || shapes.len() == 1) {
+            quantize::run(&mut bench, shape)?;
         }
     }
     if let Some(path) = &args.container {

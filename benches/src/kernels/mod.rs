@@ -17,6 +17,7 @@ mod cpu;
 mod decode;
 mod dense;
 mod product;
+mod quantize;
 mod reference;
 mod report;
 mod rht;

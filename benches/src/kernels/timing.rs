@@ -37,7 +37,7 @@ impl Timing {
     pub(super) const NONE: Timing = Timing { us: 0.0, us_min: 0.0 };
 
     /// The median of the times of replays of `n_ops` operations.
-    fn of(mut us: Vec<f64>, n_ops: usize) -> Self {
+    pub(super) fn of(mut us: Vec<f64>, n_ops: usize) -> Self {
         us.sort_by(f64::total_cmp);
         Timing { us: us[us.len() / 2] / n_ops as f64, us_min: us[0] / n_ops as f64 }
     }
