@@ -22,6 +22,7 @@ struct Points {
     static constexpr bool kValues = false;
     using Element = T;
     __device__ __forceinline__ static T convert(int y, float, float) { return static_cast<T>(y); }
+    __device__ __forceinline__ static bool fits(int y) { return static_cast<T>(y) == y; }
 };
 
 // factor * unit, rounded to f32 and then to T. A row of scale 0 is all +0.
@@ -32,6 +33,7 @@ struct Values {
     __device__ __forceinline__ static T convert(int, float unit, float factor) {
         return rounded<T>(factor == 0.0f ? 0.0f : __fmul_rn(factor, unit));
     }
+    __device__ __forceinline__ static bool fits(int) { return true; }
 };
 
 // Place of a value in the matrix, and the factor of its row: bf16 scale times step, rounded to f32.

@@ -208,18 +208,33 @@ static_assert(offsetof(ModelAttendParams, part_len) == 84);
 struct ModelDenseParams {
     const void* w;  // `[rows, cols]`
     const float* x;  // `[batch, cols]`
-    float* y;  // `[batch, rows]`
+    float* y;  // `[batch, rows]`, rows `y_stride` apart
+    uint64_t y_stride;
     uint32_t rows;
     uint32_t cols;
     uint32_t batch;
 };
-static_assert(sizeof(ModelDenseParams) == 40);
+static_assert(sizeof(ModelDenseParams) == 48);
 static_assert(offsetof(ModelDenseParams, w) == 0);
 static_assert(offsetof(ModelDenseParams, x) == 8);
 static_assert(offsetof(ModelDenseParams, y) == 16);
-static_assert(offsetof(ModelDenseParams, rows) == 24);
-static_assert(offsetof(ModelDenseParams, cols) == 28);
-static_assert(offsetof(ModelDenseParams, batch) == 32);
+static_assert(offsetof(ModelDenseParams, y_stride) == 24);
+static_assert(offsetof(ModelDenseParams, rows) == 32);
+static_assert(offsetof(ModelDenseParams, cols) == 36);
+static_assert(offsetof(ModelDenseParams, batch) == 40);
+
+// Fills with seeded numbers, about normal.
+struct ModelNormalParams {
+    __nv_bfloat16* out;  // `n` numbers
+    uint64_t n;
+    uint32_t seed;
+    float deviation;
+};
+static_assert(sizeof(ModelNormalParams) == 24);
+static_assert(offsetof(ModelNormalParams, out) == 0);
+static_assert(offsetof(ModelNormalParams, n) == 8);
+static_assert(offsetof(ModelNormalParams, seed) == 16);
+static_assert(offsetof(ModelNormalParams, deviation) == 20);
 
 // Randomized Hadamard transform of `batch` rows of `width` columns (rht.cu).
 struct RhtParams {
@@ -766,3 +781,47 @@ static_assert(offsetof(ShiftExactRowsParams, cols) == 24);
 static_assert(offsetof(ShiftExactRowsParams, first_row) == 28);
 static_assert(offsetof(ShiftExactRowsParams, n_rows) == 32);
 static_assert(offsetof(ShiftExactRowsParams, out_type) == 36);
+
+// Products of fixed-width weights with up to eight columns.
+struct FixedGemvParams {
+    const uint4* words;  // `[tiles, k_blocks, 32]`
+    const __half* x;  // `[batch, cols]`
+    const float* x_scale;  // `[batch]`, or null
+    const float* scales;  // `[rows]`
+    float* y;  // `[batch, rows]`
+    uint32_t rows;
+    uint32_t cols;
+    uint32_t k_blocks;  // blocks of columns
+    uint32_t tiles;  // tiles of 16 rows
+    uint32_t batch;  // 1 to 8
+    uint32_t x_vectors;  // rows of x may be read 16 bytes at a time
+};
+static_assert(sizeof(FixedGemvParams) == 64);
+static_assert(offsetof(FixedGemvParams, words) == 0);
+static_assert(offsetof(FixedGemvParams, x) == 8);
+static_assert(offsetof(FixedGemvParams, x_scale) == 16);
+static_assert(offsetof(FixedGemvParams, scales) == 24);
+static_assert(offsetof(FixedGemvParams, y) == 32);
+static_assert(offsetof(FixedGemvParams, rows) == 40);
+static_assert(offsetof(FixedGemvParams, cols) == 44);
+static_assert(offsetof(FixedGemvParams, k_blocks) == 48);
+static_assert(offsetof(FixedGemvParams, tiles) == 52);
+static_assert(offsetof(FixedGemvParams, batch) == 56);
+static_assert(offsetof(FixedGemvParams, x_vectors) == 60);
+
+// Rows of unit RMS to words.
+struct FixedEncodeParams {
+    const float* units;  // `[rows, cols]`
+    uint32_t* words;  // `[tiles, k_blocks, 128]`
+    uint32_t rows;
+    uint32_t cols;
+    uint32_t k_blocks;
+    float step;  // distance of levels
+};
+static_assert(sizeof(FixedEncodeParams) == 32);
+static_assert(offsetof(FixedEncodeParams, units) == 0);
+static_assert(offsetof(FixedEncodeParams, words) == 8);
+static_assert(offsetof(FixedEncodeParams, rows) == 16);
+static_assert(offsetof(FixedEncodeParams, cols) == 20);
+static_assert(offsetof(FixedEncodeParams, k_blocks) == 24);
+static_assert(offsetof(FixedEncodeParams, step) == 28);

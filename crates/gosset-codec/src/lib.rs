@@ -55,6 +55,7 @@
 pub mod calibrate;
 mod codec;
 mod decode;
+pub mod device;
 mod encoded;
 mod error;
 mod header;

@@ -158,6 +158,10 @@ pub(crate) enum Module {
     ShiftGemvK6Wide,
     /// `shift_decode.cu -DBITS=6 -DWIDE=1`
     ShiftDecodeK6Wide,
+    /// `fixed.cu -DBITS=2`
+    FixedK2,
+    /// `fixed.cu -DBITS=4`
+    FixedK4,
 }
 
 impl Module {
@@ -228,6 +232,8 @@ impl Module {
         Module::ShiftDecodeK6,
         Module::ShiftGemvK6Wide,
         Module::ShiftDecodeK6Wide,
+        Module::FixedK2,
+        Module::FixedK4,
     ];
 
     /// Its name in `kernels.toml`.
@@ -298,6 +304,8 @@ impl Module {
             Module::ShiftDecodeK6 => "shift_decode_k6",
             Module::ShiftGemvK6Wide => "shift_gemv_k6_wide",
             Module::ShiftDecodeK6Wide => "shift_decode_k6_wide",
+            Module::FixedK2 => "fixed_k2",
+            Module::FixedK4 => "fixed_k4",
         }
     }
 
@@ -318,6 +326,7 @@ impl Module {
                 Entry { name: "model_silu_mul", param_bytes: 48 },
                 Entry { name: "model_argmax", param_bytes: 48 },
                 Entry { name: "model_cache_copy", param_bytes: 40 },
+                Entry { name: "model_normal", param_bytes: 24 },
             ],
             Module::ModelAttendF16 => &[
                 Entry { name: "model_split_64", param_bytes: 88 },
@@ -336,28 +345,28 @@ impl Module {
                 Entry { name: "model_tile_256", param_bytes: 88 },
             ],
             Module::ModelDenseF32 => &[
-                Entry { name: "model_gemv_tall", param_bytes: 40 },
-                Entry { name: "model_gemv_low", param_bytes: 40 },
-                Entry { name: "model_gemv_2", param_bytes: 40 },
-                Entry { name: "model_gemv_4", param_bytes: 40 },
-                Entry { name: "model_gemv_8", param_bytes: 40 },
-                Entry { name: "model_gemm", param_bytes: 40 },
+                Entry { name: "model_gemv_tall", param_bytes: 48 },
+                Entry { name: "model_gemv_low", param_bytes: 48 },
+                Entry { name: "model_gemv_2", param_bytes: 48 },
+                Entry { name: "model_gemv_4", param_bytes: 48 },
+                Entry { name: "model_gemv_8", param_bytes: 48 },
+                Entry { name: "model_gemm", param_bytes: 48 },
             ],
             Module::ModelDenseF16 => &[
-                Entry { name: "model_gemv_tall", param_bytes: 40 },
-                Entry { name: "model_gemv_low", param_bytes: 40 },
-                Entry { name: "model_gemv_2", param_bytes: 40 },
-                Entry { name: "model_gemv_4", param_bytes: 40 },
-                Entry { name: "model_gemv_8", param_bytes: 40 },
-                Entry { name: "model_gemm", param_bytes: 40 },
+                Entry { name: "model_gemv_tall", param_bytes: 48 },
+                Entry { name: "model_gemv_low", param_bytes: 48 },
+                Entry { name: "model_gemv_2", param_bytes: 48 },
+                Entry { name: "model_gemv_4", param_bytes: 48 },
+                Entry { name: "model_gemv_8", param_bytes: 48 },
+                Entry { name: "model_gemm", param_bytes: 48 },
             ],
             Module::ModelDenseBf16 => &[
-                Entry { name: "model_gemv_tall", param_bytes: 40 },
-                Entry { name: "model_gemv_low", param_bytes: 40 },
-                Entry { name: "model_gemv_2", param_bytes: 40 },
-                Entry { name: "model_gemv_4", param_bytes: 40 },
-                Entry { name: "model_gemv_8", param_bytes: 40 },
-                Entry { name: "model_gemm", param_bytes: 40 },
+                Entry { name: "model_gemv_tall", param_bytes: 48 },
+                Entry { name: "model_gemv_low", param_bytes: 48 },
+                Entry { name: "model_gemv_2", param_bytes: 48 },
+                Entry { name: "model_gemv_4", param_bytes: 48 },
+                Entry { name: "model_gemv_8", param_bytes: 48 },
+                Entry { name: "model_gemm", param_bytes: 48 },
             ],
             Module::Rht => &[
                 Entry { name: "rht_f32_f32", param_bytes: 264 },
@@ -551,6 +560,7 @@ impl Module {
                 Entry { name: "shift_pack", param_bytes: 56 },
                 Entry { name: "shift_random", param_bytes: 24 },
                 Entry { name: "shift_exact", param_bytes: 64 },
+                Entry { name: "shift_exact_rows", param_bytes: 40 },
             ],
             Module::ShiftGemvK2 => &[
                 Entry { name: "shift_gemv_quantiles_rows", param_bytes: 160 },
@@ -656,6 +666,22 @@ impl Module {
                 Entry { name: "shift_decode_quantiles_rows", param_bytes: 80 },
                 Entry { name: "shift_decode_quantiles_tiles", param_bytes: 80 },
             ],
+            Module::FixedK2 => &[
+                Entry { name: "fixed_encode", param_bytes: 32 },
+                Entry { name: "fixed_gemv1_full", param_bytes: 64 },
+                Entry { name: "fixed_gemv1_short", param_bytes: 64 },
+                Entry { name: "fixed_gemv1_any", param_bytes: 64 },
+                Entry { name: "fixed_gemv8_short", param_bytes: 64 },
+                Entry { name: "fixed_gemv8_any", param_bytes: 64 },
+            ],
+            Module::FixedK4 => &[
+                Entry { name: "fixed_encode", param_bytes: 32 },
+                Entry { name: "fixed_gemv1_full", param_bytes: 64 },
+                Entry { name: "fixed_gemv1_short", param_bytes: 64 },
+                Entry { name: "fixed_gemv1_any", param_bytes: 64 },
+                Entry { name: "fixed_gemv8_short", param_bytes: 64 },
+                Entry { name: "fixed_gemv8_any", param_bytes: 64 },
+            ],
         }
     }
 
@@ -680,13 +706,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "b7f3cfda7be521fd19efcc73a0356e0a564cb4a0abb479fdaaca563672bab55c",
+                    hash: "d11b228a83babe40e93aef1104bc4391689800f553442a5e6d6c14cf7f2e9339",
                     ptx: include_str!("../../ptx/model_ops.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "5d1f0a65e8708fd743c939da49ec598d3240b4b6b82d259026af1ee2bdd0e462",
+                    hash: "d2436afd4179f8f0028ddc1ad7870f2357764fb64322dc1cc5bc56bba17f4af2",
                     ptx: include_str!("../../ptx/model_ops.sm_90a.ptx"),
                 },
             ],
@@ -722,13 +748,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "888d1667400a898deeb05e0ca811d5e078f468ed213c7ba26dfcd290eec14a95",
+                    hash: "a80e8d6bbcefec36608928ff9be8e99af7d914bf223ea02bd8baccdc2f49600b",
                     ptx: include_str!("../../ptx/model_dense_f32.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "2c57582cd01780b82f476993dbd70fd49b1f6ab9be3bcf7b5b26865c1bd3424d",
+                    hash: "26a38c1eed645f854b85d2f1c8a9bec650d3022084811e2ba96c0f16b6fcc90d",
                     ptx: include_str!("../../ptx/model_dense_f32.sm_90a.ptx"),
                 },
             ],
@@ -736,13 +762,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "ccf68ea4492b645def7a88af5a3701a47b8a499f1287a38be78a7e73435aae01",
+                    hash: "1094bdd558b73b1313eaf1a0985156bb137d548848f812d690dac880630b183a",
                     ptx: include_str!("../../ptx/model_dense_f16.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "ad781e235a053bae5543ebd45d57fbf2ee21bba6093eaf4cd4fd7398833cfafc",
+                    hash: "a29e88a2993a225abb803f87a6449d06564925146f7306918cb44df29ac6c960",
                     ptx: include_str!("../../ptx/model_dense_f16.sm_90a.ptx"),
                 },
             ],
@@ -750,13 +776,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "23c8c81f59257ce2ad98754a13ad33baf6a8cd6a3e564f8e590c2a7e161ad03e",
+                    hash: "31ff1667552c74230c11124f7de4440e11f79b90cb14b8bc9131e42152116c89",
                     ptx: include_str!("../../ptx/model_dense_bf16.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "d1f042cb29fdf10bd926aff089cd25be26a3b8f1a46654454d45f7a6f8b5b634",
+                    hash: "e6fcf6bdff924c13a7d68cfb97275b8e3cf253dc4ea64709d5cdf0f421a91626",
                     ptx: include_str!("../../ptx/model_dense_bf16.sm_90a.ptx"),
                 },
             ],
@@ -778,13 +804,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "b55bf94d9987c94bac9a0fde524867b29a32f4a6c50a4d1a229e74927a9d51ca",
+                    hash: "660267e38cf55065451965f6c90f7cb0d081e07bf1c7c2078b49a1bb595a7f71",
                     ptx: include_str!("../../ptx/rice_decode_z.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "b3a81bc0062487b571d9f4b920a33ed4a232db207c7b47efc82fccaaece5e2a6",
+                    hash: "4ebf7e2918d991ebb36eab398b73afd20f207a0a74c0b8e85fac0f61e9ae58e1",
                     ptx: include_str!("../../ptx/rice_decode_z.sm_90a.ptx"),
                 },
             ],
@@ -792,13 +818,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "b9a020119b999e86add5ab63b34b2a68a239f3f3dc50a03b375ff64dc88b47ed",
+                    hash: "6a187d2a4a2f48819799724810438e6667b5a851227666334ec31abd540b77b3",
                     ptx: include_str!("../../ptx/rice_decode_a2.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "18d2b5b1a7948d4e9421238b545f4e829039bbb81ec4740394a2e916736d50c2",
+                    hash: "7ecb6524b032ddfb84f0ad906d0c6f17926702bf1f0a902e346f3415ed74c5fe",
                     ptx: include_str!("../../ptx/rice_decode_a2.sm_90a.ptx"),
                 },
             ],
@@ -806,13 +832,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "54ea725edde710f3cc4eec9781e0fb80a0cdcf914ecb99929464ca6d8558bfd2",
+                    hash: "2188dbecfed3fb4fb759c7573aaa86118e90de2693907e1eee19f6170fcc5fd6",
                     ptx: include_str!("../../ptx/rice_decode_d4.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "a67c3c8914ca9d29abc09710b262f18afbe10a65c8e0a4f347e2bd929a6f0138",
+                    hash: "90067c05e580ee64a1ff30181b546eeec759f647fb0dd9c17e7fad06ca27f884",
                     ptx: include_str!("../../ptx/rice_decode_d4.sm_90a.ptx"),
                 },
             ],
@@ -820,13 +846,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "7f9359de49f928e8b197e2fa7a5cedf7823ac78d2c0be408920f0bdb905a94a8",
+                    hash: "a98b96641587719fecd3398dfae41c7f9fe9df6a7bb09eba9a001b3c085cafd6",
                     ptx: include_str!("../../ptx/rice_decode_e8.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "bd44df8665717d2339be0665bde1c4f6a0665959c53505ae2535d2879cf14fdb",
+                    hash: "ad0b70c0b6bbdb9b94335dcc891c396674bd2af6a30cd814267c9f328ac230e0",
                     ptx: include_str!("../../ptx/rice_decode_e8.sm_90a.ptx"),
                 },
             ],
@@ -904,13 +930,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "3f8f7084bdab7b77375a80c3f8fe6c68ac501f537b5f902504ef4dd2ea7d3527",
+                    hash: "5e61d045abe702725868c61438bee17ab0ec85bcf3dfebba669343c304ce3a7d",
                     ptx: include_str!("../../ptx/ans_lattice_z.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "2083c5a23b821eb3a44ea977dcf7b8172888718e6783f7adf91d81942caa39c0",
+                    hash: "5fe1ac6b6546f07ce89510defd1619f61960c6c394a344bbabe333601e936ec6",
                     ptx: include_str!("../../ptx/ans_lattice_z.sm_90a.ptx"),
                 },
             ],
@@ -918,13 +944,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "d47d60ea27c801ea1896cf03f8c599e6d67d94bc8c9cfe8e40bf0bdf8e038552",
+                    hash: "225d25688e9436a439b8026c61e02773a1c20e8d683cac7fbe52202eb2f374e8",
                     ptx: include_str!("../../ptx/ans_lattice_a2.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "6eaac295210bf9ec33c8713c5dfba5d9a3e1332302ec840e1ff86bc8b6b69829",
+                    hash: "afbc2ad8091f232632a5d9720588c33d89b75c75686e8230a23cb211911cabfa",
                     ptx: include_str!("../../ptx/ans_lattice_a2.sm_90a.ptx"),
                 },
             ],
@@ -932,13 +958,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "f5f9b0a7b929f92fda631be8e0976dd7b90ddc80475036218cce1bcaeb07fc02",
+                    hash: "3cb7d4de4cdfc731141c9240022ad7769c9f4f225953d7fcd435915d7f59ed51",
                     ptx: include_str!("../../ptx/ans_lattice_d4.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "89abe945a0548b45aa1bca40e402e31912c9aa68ff292058662103fd7b77f111",
+                    hash: "16156fac1a286580aedeadb1f92b5231047058494c5903860a5f55eb02de6aa3",
                     ptx: include_str!("../../ptx/ans_lattice_d4.sm_90a.ptx"),
                 },
             ],
@@ -946,13 +972,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "d6e33803dda1099d40984e54c38ef9744cb9e1164a295eeca2f8ae47f079e1e3",
+                    hash: "53850fe971c7c5bd724b512ab1f151a70642caaba326f4173680fcb8f422e1de",
                     ptx: include_str!("../../ptx/ans_lattice_e8.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "dd07ae8da0e7bf3ea79ed22d92feb977771439ccbf3e683de6caf155fad1805e",
+                    hash: "986279a4b908f97ea807b09a66d48f85336a10d987ca30626f939acc6fb62808",
                     ptx: include_str!("../../ptx/ans_lattice_e8.sm_90a.ptx"),
                 },
             ],
@@ -960,13 +986,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "2ada60c6cafb958752becbda440f51cdd0da7566c11beb640df69cf2db50e942",
+                    hash: "73d7a53990119fc1a3282dd225f2fcd62f5b6ce94b30b8cfeeee39be69671b69",
                     ptx: include_str!("../../ptx/ans_trellis.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "e1f46b0cf89b40f0c1ef12d464455a02a895d16aa720096dde2345577c3e472f",
+                    hash: "b5fd22a0901bcc2d20ec311f737d1f644ff85f96b5813059a7809fd942b16fc3",
                     ptx: include_str!("../../ptx/ans_trellis.sm_90a.ptx"),
                 },
             ],
@@ -1282,13 +1308,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "1b29c7087efdb479575b10a0c8a98559e603f84ee84d410681c0097b0ea1db72",
+                    hash: "11a2d43b3f97da21e5f5546809f53cff9533c3bb3cbace7d58e1a1df7bbd74a1",
                     ptx: include_str!("../../ptx/shift_pack.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "6f029c57cae8514282ee7357e9a428dd8218bed1208683b65cd3269a377d2ff4",
+                    hash: "580d0b29cd87208b5c3deac1f00ea2762549b0e0d01d28a236c930a450d3157e",
                     ptx: include_str!("../../ptx/shift_pack.sm_90a.ptx"),
                 },
             ],
@@ -1570,6 +1596,34 @@ impl Module {
                     ptx_version: (8, 0),
                     hash: "d7a4ee3af2560b91acdf4ffa6e16cf3fba9b71efd699b70a5d05d7c80b6d84be",
                     ptx: include_str!("../../ptx/shift_decode_k6_wide.sm_90a.ptx"),
+                },
+            ],
+            Module::FixedK2 => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "263b4d35d91c8d3916966d43aab2edbeeecef3161c0d7584e9326f84acea668b",
+                    ptx: include_str!("../../ptx/fixed_k2.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "f09f0e9bc200e627e290539d84461d8e5c2cd497fd68621a15c0ffc8ed6a34c9",
+                    ptx: include_str!("../../ptx/fixed_k2.sm_90a.ptx"),
+                },
+            ],
+            Module::FixedK4 => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "a59f0281f1b3531976505be3c59a017072afdf1a47f95a0b9c45b144594e96d0",
+                    ptx: include_str!("../../ptx/fixed_k4.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "c115d7d724d0cb737fc13942ec28d626d74f41cd66b16de70a1a5be7f6a78f49",
+                    ptx: include_str!("../../ptx/fixed_k4.sm_90a.ptx"),
                 },
             ],
         }

@@ -342,8 +342,10 @@ pub(crate) struct ModelDenseParams {
     pub(crate) w: u64,
     /// `const float*`: `[batch, cols]`
     pub(crate) x: u64,
-    /// `float*`: `[batch, rows]`
+    /// `float*`: `[batch, rows]`, rows `y_stride` apart
     pub(crate) y: u64,
+    /// `y_stride`
+    pub(crate) y_stride: u64,
     /// `rows`
     pub(crate) rows: u32,
     /// `cols`
@@ -352,16 +354,40 @@ pub(crate) struct ModelDenseParams {
     pub(crate) batch: u32,
 }
 
-const _: () = assert!(size_of::<ModelDenseParams>() == 40);
+const _: () = assert!(size_of::<ModelDenseParams>() == 48);
 const _: () = assert!(offset_of!(ModelDenseParams, w) == 0);
 const _: () = assert!(offset_of!(ModelDenseParams, x) == 8);
 const _: () = assert!(offset_of!(ModelDenseParams, y) == 16);
-const _: () = assert!(offset_of!(ModelDenseParams, rows) == 24);
-const _: () = assert!(offset_of!(ModelDenseParams, cols) == 28);
-const _: () = assert!(offset_of!(ModelDenseParams, batch) == 32);
+const _: () = assert!(offset_of!(ModelDenseParams, y_stride) == 24);
+const _: () = assert!(offset_of!(ModelDenseParams, rows) == 32);
+const _: () = assert!(offset_of!(ModelDenseParams, cols) == 36);
+const _: () = assert!(offset_of!(ModelDenseParams, batch) == 40);
 
 // SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
 unsafe impl Params for ModelDenseParams {}
+
+/// Fills with seeded numbers, about normal.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct ModelNormalParams {
+    /// `__nv_bfloat16*`: `n` numbers
+    pub(crate) out: u64,
+    /// `n`
+    pub(crate) n: u64,
+    /// `seed`
+    pub(crate) seed: u32,
+    /// `deviation`
+    pub(crate) deviation: f32,
+}
+
+const _: () = assert!(size_of::<ModelNormalParams>() == 24);
+const _: () = assert!(offset_of!(ModelNormalParams, out) == 0);
+const _: () = assert!(offset_of!(ModelNormalParams, n) == 8);
+const _: () = assert!(offset_of!(ModelNormalParams, seed) == 16);
+const _: () = assert!(offset_of!(ModelNormalParams, deviation) == 20);
+
+// SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
+unsafe impl Params for ModelNormalParams {}
 
 /// Randomized Hadamard transform of `batch` rows of `width` columns (rht.cu).
 #[derive(Clone, Copy, Debug)]
@@ -1212,3 +1238,108 @@ const _: () = assert!(offset_of!(ShiftExactParams, y_type) == 56);
 
 // SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
 unsafe impl Params for ShiftExactParams {}
+
+/// Rows that are stored exactly, in their places of a decoded matrix (shift_pack.cu).
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct ShiftExactRowsParams {
+    /// `const float*`: `[exact rows, cols]`
+    pub(crate) values: u64,
+    /// `const uint32_t*`: their numbers
+    pub(crate) rows: u64,
+    /// `void*`: `[n_rows, cols]`
+    pub(crate) out: u64,
+    /// `cols`
+    pub(crate) cols: u32,
+    /// `first_row`
+    pub(crate) first_row: u32,
+    /// `n_rows`
+    pub(crate) n_rows: u32,
+    /// 0 f32, 1 f16, 2 bf16
+    pub(crate) out_type: u32,
+}
+
+const _: () = assert!(size_of::<ShiftExactRowsParams>() == 40);
+const _: () = assert!(offset_of!(ShiftExactRowsParams, values) == 0);
+const _: () = assert!(offset_of!(ShiftExactRowsParams, rows) == 8);
+const _: () = assert!(offset_of!(ShiftExactRowsParams, out) == 16);
+const _: () = assert!(offset_of!(ShiftExactRowsParams, cols) == 24);
+const _: () = assert!(offset_of!(ShiftExactRowsParams, first_row) == 28);
+const _: () = assert!(offset_of!(ShiftExactRowsParams, n_rows) == 32);
+const _: () = assert!(offset_of!(ShiftExactRowsParams, out_type) == 36);
+
+// SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
+unsafe impl Params for ShiftExactRowsParams {}
+
+/// Products of fixed-width weights with up to eight columns.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct FixedGemvParams {
+    /// `const uint4*`: `[tiles, k_blocks, 32]`
+    pub(crate) words: u64,
+    /// `const __half*`: `[batch, cols]`
+    pub(crate) x: u64,
+    /// `const float*`: `[batch]`, or null
+    pub(crate) x_scale: u64,
+    /// `const float*`: `[rows]`
+    pub(crate) scales: u64,
+    /// `float*`: `[batch, rows]`
+    pub(crate) y: u64,
+    /// `rows`
+    pub(crate) rows: u32,
+    /// `cols`
+    pub(crate) cols: u32,
+    /// blocks of columns
+    pub(crate) k_blocks: u32,
+    /// tiles of 16 rows
+    pub(crate) tiles: u32,
+    /// 1 to 8
+    pub(crate) batch: u32,
+    /// rows of x may be read 16 bytes at a time
+    pub(crate) x_vectors: u32,
+}
+
+const _: () = assert!(size_of::<FixedGemvParams>() == 64);
+const _: () = assert!(offset_of!(FixedGemvParams, words) == 0);
+const _: () = assert!(offset_of!(FixedGemvParams, x) == 8);
+const _: () = assert!(offset_of!(FixedGemvParams, x_scale) == 16);
+const _: () = assert!(offset_of!(FixedGemvParams, scales) == 24);
+const _: () = assert!(offset_of!(FixedGemvParams, y) == 32);
+const _: () = assert!(offset_of!(FixedGemvParams, rows) == 40);
+const _: () = assert!(offset_of!(FixedGemvParams, cols) == 44);
+const _: () = assert!(offset_of!(FixedGemvParams, k_blocks) == 48);
+const _: () = assert!(offset_of!(FixedGemvParams, tiles) == 52);
+const _: () = assert!(offset_of!(FixedGemvParams, batch) == 56);
+const _: () = assert!(offset_of!(FixedGemvParams, x_vectors) == 60);
+
+// SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
+unsafe impl Params for FixedGemvParams {}
+
+/// Rows of unit RMS to words.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct FixedEncodeParams {
+    /// `const float*`: `[rows, cols]`
+    pub(crate) units: u64,
+    /// `uint32_t*`: `[tiles, k_blocks, 128]`
+    pub(crate) words: u64,
+    /// `rows`
+    pub(crate) rows: u32,
+    /// `cols`
+    pub(crate) cols: u32,
+    /// `k_blocks`
+    pub(crate) k_blocks: u32,
+    /// distance of levels
+    pub(crate) step: f32,
+}
+
+const _: () = assert!(size_of::<FixedEncodeParams>() == 32);
+const _: () = assert!(offset_of!(FixedEncodeParams, units) == 0);
+const _: () = assert!(offset_of!(FixedEncodeParams, words) == 8);
+const _: () = assert!(offset_of!(FixedEncodeParams, rows) == 16);
+const _: () = assert!(offset_of!(FixedEncodeParams, cols) == 20);
+const _: () = assert!(offset_of!(FixedEncodeParams, k_blocks) == 24);
+const _: () = assert!(offset_of!(FixedEncodeParams, step) == 28);
+
+// SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
+unsafe impl Params for FixedEncodeParams {}

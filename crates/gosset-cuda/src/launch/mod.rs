@@ -2,7 +2,17 @@
 //!
 //! Whoever adds a file adds its line here.
 
+pub mod ans;
+mod decoded;
 pub mod model;
 pub mod probe;
+pub mod quantize;
 pub mod rht;
+pub mod rice;
+mod rice_layout;
+pub mod rice_planes;
+pub mod shift;
+mod shift_layout;
 pub mod viterbi;
+
+pub use decoded::{PointType, ValueType};

@@ -3,11 +3,15 @@
 //! Without a device every test says so on stderr and passes.
 #![allow(clippy::print_stderr, clippy::unwrap_used, reason = "tests say what they skip")]
 
+mod ans;
 mod blas;
 mod device;
 mod loading;
 mod model;
+mod quantize;
 mod rht;
+mod rice;
+mod shift;
 mod viterbi;
 
 use gosset_cuda::Gpu;

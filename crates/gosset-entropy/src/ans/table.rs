@@ -64,6 +64,18 @@ impl DecodeTable {
         let last = freqs.value(freqs.run_len() - 1);
         Self { entries, escape: EscapeCode { k: freqs.escape_k(), step, first, last } }
     }
+
+    /// The entry of each state, for decoders on other devices: the value in the upper 16 bits (−32768 for the escape), the
+    /// base in bits 6 to 15, the number of bits to read in bits 0 to 5.
+    pub fn entries(&self) -> &[u32; TABLE_LEN] {
+        &self.entries
+    }
+
+    /// How values outside of the run are coded: order of the code, step, first and last value of the run.
+    pub fn escape(&self) -> [i32; 4] {
+        let EscapeCode { k, step, first, last } = self.escape;
+        [i32::from(k), step, first, last]
+    }
 }
 
 impl core::fmt::Debug for DecodeTable {

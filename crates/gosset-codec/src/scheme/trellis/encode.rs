@@ -93,7 +93,7 @@ pub(crate) fn encode(states: u32, target: RateTarget, units: &Units<'_>) -> Resu
 }
 
 /// The code of that many states.
-pub(super) fn checked_code(states: u32) -> Result<TrellisCode, CodecError> {
+pub(crate) fn checked_code(states: u32) -> Result<TrellisCode, CodecError> {
     TrellisCode::with_states(states).map_err(|_| CodecError::Header {
         field: "states",
         found: states.to_string(),

@@ -121,6 +121,11 @@ impl Table {
 }
 
 impl ValueTable {
+    /// The values of the points −reach … reach.
+    pub(super) fn into_values(self) -> Vec<f32> {
+        self.values
+    }
+
     /// The value of a point, in grid steps.
     #[inline(always)]
     pub(super) fn get(&self, y: i32) -> f32 {

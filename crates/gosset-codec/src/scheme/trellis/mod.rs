@@ -6,6 +6,7 @@
 //! family of tables made from Gaussian data, of which a matrix names one.
 
 use gosset_entropy::Rate;
+use gosset_entropy::ans::FreqTable;
 
 use crate::plane::PlaneSet;
 use crate::{RateEstimate, RateTarget, TrellisHeader};
@@ -21,7 +22,7 @@ mod tests;
 mod train;
 
 pub(crate) use decode::TrellisDecoder;
-pub(crate) use encode::encode;
+pub(crate) use encode::{checked_code, encode};
 pub use train::{TrellisCurvePoint, TrellisFamily, trellis_code_cost, trellis_curve_source};
 
 /// Words of all streams, one after the other.
@@ -33,6 +34,12 @@ pub(crate) const PLANES: [&str; 2] = [WORDS, LENGTHS];
 
 /// Values of a stream; the last one may be shorter.
 const STREAM_LEN: usize = 16_384;
+
+/// Frequencies, raw bits and the values around zero of a table of the family; `None` if there is no such table.
+pub(crate) fn parts(table: u16) -> Option<([FreqTable<'static>; 2], u32, Vec<f32>)> {
+    let table = family::Table::get(table)?;
+    Some((table.freqs().clone(), table.raw_bits(), table.values().into_values()))
+}
 
 /// What a sequence of `n` Gaussian values is expected to take.
 pub(crate) fn estimate(states: u32, target: RateTarget, n: u64) -> RateEstimate {

@@ -1,0 +1,170 @@
+//! What decoders write: the element types, and rows that a matrix stores exactly.
+
+use gosset_codec::{DecodeScratch, Decoder, Plane, PlaneData};
+use half::{bf16, f16};
+
+use crate::error::CudaError;
+use crate::generated::modules::Module;
+use crate::generated::params::{ExactCopyParams, ExactDotParams};
+use crate::gpu::Gpu;
+use crate::kernel::Launch;
+use crate::memory::{Buffer, DevSlice, DevSliceMut, DeviceType};
+use crate::stream::StreamRef;
+
+/// Element types of decoded points; a decoder refuses streams whose points do not fit.
+pub trait PointType: DeviceType {
+    /// Entries of the decoders.
+    #[doc(hidden)]
+    const ENTRIES: DecodeEntries;
+}
+
+/// Element types of decoded values.
+pub trait ValueType: DeviceType {
+    /// Entries of the decoders.
+    #[doc(hidden)]
+    const ENTRIES: DecodeEntries;
+    /// Entry that copies exact rows.
+    #[doc(hidden)]
+    const EXACT: &'static str;
+}
+
+/// Names of the kernels that write one element type.
+#[doc(hidden)]
+#[derive(Debug, Clone, Copy)]
+pub struct DecodeEntries {
+    pub(super) rice: &'static str,
+    pub(super) lattice: &'static str,
+    pub(super) trellis: &'static str,
+}
+
+macro_rules! points {
+    ($t:ty, $rice:literal, $lattice:literal, $trellis:literal) => {
+        impl PointType for $t {
+            const ENTRIES: DecodeEntries = DecodeEntries { rice: $rice, lattice: $lattice, trellis: $trellis };
+        }
+    };
+}
+
+macro_rules! values {
+    ($t:ty, $rice:literal, $lattice:literal, $trellis:literal, $exact:literal) => {
+        impl ValueType for $t {
+            const ENTRIES: DecodeEntries = DecodeEntries { rice: $rice, lattice: $lattice, trellis: $trellis };
+            const EXACT: &'static str = $exact;
+        }
+    };
+}
+
+points!(i32, "rice_points_i32", "ans_points_i32", "ans_trellis_points_i32");
+points!(i16, "rice_points_i16", "ans_points_i16", "ans_trellis_points_i16");
+points!(i8, "rice_points_i8", "ans_points_i8", "ans_trellis_points_i8");
+values!(f32, "rice_values_f32", "ans_values_f32", "ans_trellis_values_f32", "exact_copy_f32");
+values!(f16, "rice_values_f16", "ans_values_f16", "ans_trellis_values_f16", "exact_copy_f16");
+values!(bf16, "rice_values_bf16", "ans_values_bf16", "ans_trellis_values_bf16", "exact_copy_bf16");
+
+/// Rows that a matrix stores exactly, in the rotated frame on the device.
+#[derive(Debug)]
+pub(super) struct ExactRows {
+    index: Buffer<u32>,
+    values: Buffer<f32>,
+    rows: u32,
+    cols: u32,
+}
+
+impl ExactRows {
+    /// Uploads the exact rows of a checked matrix; `None` if it has none.
+    pub(super) fn upload(gpu: &Gpu, decoder: &Decoder<'_>, planes: &[Plane<'_>]) -> Result<Option<Self>, CudaError> {
+        let index: &[u32] = match find(planes, "exact_rows") {
+            Some(PlaneData::U32(rows)) if !rows.is_empty() => rows,
+            _ => return Ok(None),
+        };
+        let cols = decoder.cols();
+        let mut values = vec![0.0; index.len() * cols];
+        let mut scratch = DecodeScratch::new();
+        for (&row, out) in index.iter().zip(values.chunks_exact_mut(cols)) {
+            decoder.decode_rows_rotated(row as usize..row as usize + 1, out, &mut scratch)?;
+        }
+        Ok(Some(Self {
+            index: gpu.upload(index)?,
+            values: gpu.upload(&values)?,
+            rows: to_u32("rows", decoder.rows())?,
+            cols: to_u32("columns", cols)?,
+        }))
+    }
+
+    /// Bytes on the device.
+    pub(super) fn device_bytes(&self) -> u64 {
+        (self.index.bytes() + self.values.bytes()) as u64
+    }
+
+    /// Writes the exact rows' products into `y`, `[n_batch, rows]`.
+    ///
+    /// # Safety
+    /// `x` has `n_batch * cols` elements and `y` `n_batch * rows`.
+    pub(super) unsafe fn dot(
+        &self,
+        gpu: &Gpu,
+        stream: StreamRef<'_>,
+        x: DevSlice<'_, f32>,
+        y: &mut DevSliceMut<'_, f32>,
+        n_batch: u32,
+    ) -> Result<(), CudaError> {
+        let params = ExactDotParams {
+            values: self.values.as_slice().ptr(),
+            index: self.index.as_slice().ptr(),
+            x: x.ptr(),
+            y: y.ptr(),
+            rows: self.rows,
+            cols: self.cols,
+        };
+        let launch = Launch { grid: [self.index.len() as u32, n_batch, 1], block: [256, 1, 1], ..Launch::default() };
+        // SAFETY: by the contract of this function; rows of `index` were checked to lie in the matrix.
+        unsafe { gpu.kernel(Module::RiceExact, "exact_dot")?.launch(stream, launch, &params) }
+    }
+
+    /// Writes the exact rows into `out`, `[rows, cols]`.
+    ///
+    /// # Safety
+    /// `out` has `rows * cols` elements.
+    pub(super) unsafe fn copy<T: ValueType>(
+        &self,
+        gpu: &Gpu,
+        stream: StreamRef<'_>,
+        out: &mut DevSliceMut<'_, T>,
+    ) -> Result<(), CudaError> {
+        let params = ExactCopyParams {
+            values: self.values.as_slice().ptr(),
+            index: self.index.as_slice().ptr(),
+            out: out.ptr(),
+            cols: self.cols,
+        };
+        let launch = Launch { grid: [self.index.len() as u32, 1, 1], block: [256, 1, 1], ..Launch::default() };
+        // SAFETY: by the contract of this function; rows of `index` were checked to lie in the matrix.
+        unsafe { gpu.kernel(Module::RiceExact, T::EXACT)?.launch(stream, launch, &params) }
+    }
+}
+
+/// The elements of a plane.
+pub(super) fn find<'p, 'a>(planes: &'p [Plane<'a>], name: &str) -> Option<&'p PlaneData<'a>> {
+    planes.iter().find(|plane| plane.name == name).map(|plane| &plane.data)
+}
+
+/// The bits of the row scales.
+pub(super) fn scale_bits(planes: &[Plane<'_>]) -> Vec<u16> {
+    match find(planes, "scales") {
+        Some(PlaneData::Bf16(scales)) => scales.iter().map(|scale| scale.to_bits()).collect(),
+        _ => Vec::new(),
+    }
+}
+
+/// A count that kernels hold in 32 bits.
+pub(super) fn to_u32(what: &'static str, n: usize) -> Result<u32, CudaError> {
+    u32::try_from(n).ok().filter(|&n| n < 1 << 31).ok_or_else(|| CudaError::shape(what, "below 2^31", n))
+}
+
+/// Checks the length of an argument.
+pub(super) fn check_len(what: &'static str, found: usize, expected: usize) -> Result<(), CudaError> {
+    if found != expected {
+        return Err(CudaError::shape(what, format!("{expected} elements"), found));
+    }
+    Ok(())
+}

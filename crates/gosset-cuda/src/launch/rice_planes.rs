@@ -1,0 +1,287 @@
+//! Matrices of E8 points in the plane layout of Rice codes: products with 1 to 8 columns.
+//!
+//! The layout holds the same points as the streams of a file, bit by bit the same code, see [`rice_layout`](super::rice_layout);
+//! [`RicePlanes::device_bytes`] says what it takes. Activations are in the rotated frame.
+
+use std::sync::Arc;
+
+use gosset_codec::{Decoder, LatticeHeader, MatrixHeader, Plane, SchemeHeader};
+use gosset_lattice::LatticeKind;
+
+use super::decoded::{ExactRows, check_len, scale_bits, to_u32};
+use super::rice::MAX_BATCH;
+use super::rice_layout::{MAX_K, PlaneLayout, table};
+use crate::error::CudaError;
+use crate::generated::modules::Module;
+use crate::generated::params::RiceGemvParams;
+use crate::gpu::Gpu;
+use crate::kernel::{Kernel, Launch};
+use crate::memory::{Buffer, DevSlice, DevSliceMut};
+use crate::stream::StreamRef;
+
+/// Bytes of the table of quads.
+const TABLE_BYTES: usize = 1 << 16;
+/// Bytes of an unary row.
+const ROW_BYTES: usize = 128;
+/// Bytes per warp and column of x where patches are added up.
+const PATCH_BYTES: usize = 256;
+/// Bytes of x per block of 8 columns: two planes, and the sum in three digits.
+const BLOCK_BYTES: usize = 20;
+/// Fewest warps that a wider batch is worth.
+const MIN_WARPS: usize = 6;
+
+/// Batches that kernels are built for, with the warps of a block.
+const VARIANTS: [(usize, usize); 4] = [(1, 28), (2, 28), (4, 20), (8, 13)];
+
+/// A matrix of E8 points in the plane layout.
+///
+/// Products write to scratch that belongs to the matrix: calls on one matrix must follow each other, on one stream or
+/// with events between.
+#[derive(Debug)]
+pub struct RicePlanes {
+    rows: u32,
+    cols: u32,
+    step: f32,
+    k: usize,
+    n_groups: u32,
+    n_segments: u32,
+    n_chunks: u32,
+    stage_rows: u32,
+    max_batch: usize,
+    planes: Buffer<u32>,
+    unary: Buffer<u32>,
+    row0: Buffer<u32>,
+    patches: Buffer<u32>,
+    patch0: Buffer<u32>,
+    n_patches: usize,
+    table: Arc<Buffer<u32>>,
+    scales: Buffer<u16>,
+    partial: Buffer<f32>,
+    counters: Buffer<u32>,
+    exact: Option<ExactRows>,
+}
+
+impl RicePlanes {
+    /// Checks header and planes of a matrix of E8 points (under either code), lays them out and brings them to the
+    /// device, with scratch for products with up to `max_batch` columns.
+    ///
+    /// # Errors
+    /// [`CudaError::Codec`] for planes that no decoder accepts; [`CudaError::Unsupported`] for other lattices, columns
+    /// that are no multiple of 8, and points too large for the layout; [`CudaError::OutOfMemory`].
+    pub fn upload(gpu: &Gpu, header: &MatrixHeader, planes: &[Plane<'_>], max_batch: usize) -> Result<Self, CudaError> {
+        let decoder = Decoder::new(header, planes)?;
+        let step = match &header.scheme {
+            SchemeHeader::Lattice(LatticeHeader { lattice, step, .. }) if lattice.0 == LatticeKind::E8 => *step,
+            _ => {
+                let what = header.codec_name().to_owned();
+                return Err(CudaError::Unsupported { op: "the plane layout of Rice codes", what });
+            }
+        };
+        if !(1..=MAX_BATCH).contains(&max_batch) {
+            return Err(CudaError::shape("largest batch of a matrix", format!("1 to {MAX_BATCH}"), max_batch));
+        }
+        let layout = PlaneLayout::new(&decoder)?;
+        let n_groups = to_u32("groups of rows", layout.n_groups)?;
+        let n_partial = if layout.n_segments > 1 { max_batch * layout.n_segments * layout.n_groups * 32 } else { 1 };
+        let n_patches = layout.patches.len();
+        // No buffer is empty, so that every pointer is one.
+        let patches = if n_patches == 0 { vec![0] } else { layout.patches };
+        let matrix = Self {
+            rows: to_u32("rows", decoder.rows())?,
+            cols: to_u32("columns", decoder.cols())?,
+            step,
+            k: layout.k,
+            n_groups,
+            n_segments: layout.n_segments as u32,
+            n_chunks: layout.n_chunks as u32,
+            stage_rows: layout.max_rows as u32 + 1,
+            max_batch,
+            planes: gpu.upload(&layout.planes)?,
+            unary: gpu.upload(&layout.unary)?,
+            row0: gpu.upload(&layout.row0)?,
+            patches: gpu.upload(&patches)?,
+            patch0: gpu.upload(&layout.patch0)?,
+            n_patches,
+            table: gpu.table(table())?,
+            scales: gpu.upload(&scale_bits(planes))?,
+            partial: gpu.alloc(n_partial)?,
+            counters: gpu.alloc(layout.n_groups)?,
+            exact: ExactRows::upload(gpu, &decoder, planes)?,
+        };
+        // One column must fit at least.
+        matrix.variant(gpu, 1)?;
+        Ok(matrix)
+    }
+
+    /// Number of rows.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.rows as usize
+    }
+
+    /// Number of columns.
+    #[must_use]
+    pub fn cols(&self) -> usize {
+        self.cols as usize
+    }
+
+    /// Parameter of the code in this layout.
+    #[must_use]
+    pub fn k(&self) -> usize {
+        self.k
+    }
+
+    /// Number of corrections of single weights.
+    #[must_use]
+    pub fn n_patches(&self) -> usize {
+        self.n_patches
+    }
+
+    /// Bytes of the weights on the device: layout, row scales and exact rows. Times 8 and divided by the weights, this is
+    /// the rate of the layout.
+    #[must_use]
+    pub fn device_bytes(&self) -> u64 {
+        let tables = self.row0.bytes() + self.patches.bytes() + self.patch0.bytes() + self.scales.bytes();
+        let exact = self.exact.as_ref().map_or(0, ExactRows::device_bytes);
+        (self.planes.bytes() + self.unary.bytes() + tables) as u64 + exact
+    }
+
+    /// Bytes of scratch on the device, and of the table that all matrices share.
+    #[must_use]
+    pub fn scratch_bytes(&self) -> u64 {
+        (self.partial.bytes() + self.counters.bytes() + self.table.bytes()) as u64
+    }
+
+    /// `y = W x`: `x` is `[n_batch, cols]` in the rotated frame, `y` is `[n_batch, rows]`, `n_batch` from 1 to the largest batch
+    /// given at upload.
+    ///
+    /// x is rounded to 1/32600 of the largest magnitude of its column; sums are integers within segments of 512 columns and
+    /// added in a fixed order beyond. Where shared memory holds fewer columns of x, the weights are decoded more than once.
+    ///
+    /// # Errors
+    /// [`CudaError::Shape`], and what a launch can fail with.
+    pub fn gemm(
+        &self,
+        gpu: &Gpu,
+        stream: StreamRef<'_>,
+        x: DevSlice<'_, f32>,
+        mut y: DevSliceMut<'_, f32>,
+    ) -> Result<(), CudaError> {
+        let n_batch = x.len() / self.cols();
+        if !(1..=self.max_batch).contains(&n_batch) {
+            return Err(CudaError::shape("x of a product", format!("1 to {} columns", self.max_batch), n_batch));
+        }
+        check_len("x of a product", x.len(), n_batch * self.cols())?;
+        check_len("y of a product", y.len(), n_batch * self.rows())?;
+        let mut done = 0;
+        while done < n_batch {
+            let (kernel, batch, n_warps) = self.variant(gpu, n_batch - done)?;
+            let now = batch.min(n_batch - done);
+            let x = x.slice(done * self.cols()..(done + now) * self.cols())?;
+            let y = y.reborrow().slice(done * self.rows()..(done + now) * self.rows())?;
+            // SAFETY: lengths were checked; the layout was made on the host and indexes itself only.
+            unsafe { self.launch(gpu, stream, kernel, (batch, n_warps), x, y, now)? };
+            done += now;
+        }
+        // SAFETY: the lengths of x and y were checked.
+        self.exact.as_ref().map_or(Ok(()), |exact| unsafe { exact.dot(gpu, stream, x, &mut y, n_batch as u32) })
+    }
+
+    /// [`RicePlanes::gemm`] of one column.
+    ///
+    /// # Errors
+    /// [`CudaError::Shape`], and what a launch can fail with.
+    pub fn gemv(
+        &self,
+        gpu: &Gpu,
+        stream: StreamRef<'_>,
+        x: DevSlice<'_, f32>,
+        y: DevSliceMut<'_, f32>,
+    ) -> Result<(), CudaError> {
+        check_len("x of a product", x.len(), self.cols())?;
+        self.gemm(gpu, stream, x, y)
+    }
+
+    /// Dynamic shared memory of a block.
+    fn shared_bytes(&self, batch: usize, n_warps: usize) -> usize {
+        let n_blocks = self.cols().div_ceil(64) * 8;
+        let per_warp = batch * PATCH_BYTES + self.stage_rows as usize * ROW_BYTES;
+        TABLE_BYTES + batch * n_blocks * BLOCK_BYTES + n_warps * per_warp
+    }
+
+    /// The kernel for up to `n_batch` columns, the columns that it takes, and the warps of its blocks.
+    fn variant(&self, gpu: &Gpu, n_batch: usize) -> Result<(Kernel, usize, usize), CudaError> {
+        let n_tasks = self.n_groups as usize * self.n_segments as usize;
+        let busy = n_tasks.div_ceil(gpu.info().n_sms as usize);
+        let wanted = VARIANTS.iter().rposition(|&(batch, _)| batch <= n_batch.next_power_of_two()).unwrap_or(0);
+        for (variant, &(batch, most)) in VARIANTS.iter().enumerate().take(wanted + 1).rev() {
+            let kernel = gpu.kernel(module(self.k, variant), "rice_gemv")?;
+            let limit = kernel.max_dynamic_bytes() as usize;
+            let Some(left) = limit.checked_sub(self.shared_bytes(batch, 0)) else { continue };
+            let per_warp = self.shared_bytes(batch, 1) - self.shared_bytes(batch, 0);
+            let n_warps = (left / per_warp).min(most).min(busy);
+            if n_warps >= MIN_WARPS.min(busy) || (variant == 0 && n_warps > 0) {
+                return Ok((kernel, batch, n_warps));
+            }
+        }
+        let what = format!("{} columns on a device with so little shared memory", self.cols);
+        Err(CudaError::Unsupported { op: "the plane layout of Rice codes", what })
+    }
+
+    /// Launches a product of `n_batch` <= `batch` columns.
+    ///
+    /// # Safety
+    /// `x` has `n_batch * cols` elements, `y` has `n_batch * rows`, and the kernel is that for `batch`.
+    #[expect(clippy::too_many_arguments, reason = "one launch and its variant")]
+    unsafe fn launch(
+        &self,
+        gpu: &Gpu,
+        stream: StreamRef<'_>,
+        kernel: Kernel,
+        (batch, n_warps): (usize, usize),
+        x: DevSlice<'_, f32>,
+        y: DevSliceMut<'_, f32>,
+        n_batch: usize,
+    ) -> Result<(), CudaError> {
+        let params = RiceGemvParams {
+            planes: self.planes.as_slice().ptr(),
+            unary: self.unary.as_slice().ptr(),
+            row0: self.row0.as_slice().ptr(),
+            patches: self.patches.as_slice().ptr(),
+            patch0: self.patch0.as_slice().ptr(),
+            table: self.table.as_slice().ptr(),
+            x: x.ptr(),
+            scales: self.scales.as_slice().ptr(),
+            y: y.ptr(),
+            partial: self.partial.as_slice().ptr(),
+            counters: self.counters.as_slice().ptr(),
+            rows: self.rows,
+            cols: self.cols,
+            n_groups: self.n_groups,
+            n_segments: self.n_segments,
+            n_chunks: self.n_chunks,
+            stage_rows: self.stage_rows,
+            n_batch: n_batch as u32,
+            step: self.step,
+        };
+        let n_tasks = self.n_groups as usize * self.n_segments as usize;
+        let launch = Launch {
+            grid: [n_tasks.min(gpu.info().n_sms as usize) as u32, 1, 1],
+            block: [32 * n_warps as u32, 1, 1],
+            shared_bytes: self.shared_bytes(batch, n_warps) as u32,
+            ..Launch::default()
+        };
+        // SAFETY: by the contract of this function; shared memory is what the kernel lays out for these numbers.
+        unsafe { kernel.launch(stream, launch, &params) }
+    }
+}
+
+fn module(k: usize, variant: usize) -> Module {
+    const MODULES: [[Module; 4]; MAX_K] = [
+        [Module::RiceGemvK1B1, Module::RiceGemvK1B2, Module::RiceGemvK1B4, Module::RiceGemvK1B8],
+        [Module::RiceGemvK2B1, Module::RiceGemvK2B2, Module::RiceGemvK2B4, Module::RiceGemvK2B8],
+        [Module::RiceGemvK3B1, Module::RiceGemvK3B2, Module::RiceGemvK3B4, Module::RiceGemvK3B8],
+        [Module::RiceGemvK4B1, Module::RiceGemvK4B2, Module::RiceGemvK4B4, Module::RiceGemvK4B8],
+    ];
+    MODULES[k - 1][variant]
+}
