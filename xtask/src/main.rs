@@ -10,6 +10,7 @@ mod bench;
 mod bench_kernels;
 mod binary;
 mod ci;
+mod cuda_build;
 mod digest;
 mod eval;
 mod fetch;
@@ -44,6 +45,8 @@ enum Verb {
     Tables(tables::TablesArgs),
     /// Compile the kernels to the PTX that gosset-cuda embeds, and make their parameter structs; `--check` compares.
     Ptx(ptx::PtxArgs),
+    /// Cargo with candle's `cuda` feature, on a machine without CUDA toolkit or GPU.
+    CudaBuild(cuda_build::CudaBuildArgs),
     /// Check the rules of the house: arrows between crates, unsafe, file lengths, debris.
     Tidy,
     /// Everything that must hold before a commit lands: format, lints, docs, tidy, tests.
@@ -64,6 +67,7 @@ fn main() -> ExitCode {
         Verb::Fetch(args) => fetch::run(&workspace, &args),
         Verb::Tables(args) => tables::run(&workspace, &args),
         Verb::Ptx(args) => ptx::run(&workspace, &args),
+        Verb::CudaBuild(args) => cuda_build::run(&workspace, &args),
         Verb::Tidy => tidy::run(&workspace),
         Verb::Ci(args) => ci::run(&workspace, &args),
         Verb::Test(args) => ci::run_tests(&workspace, &args),

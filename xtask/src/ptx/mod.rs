@@ -156,6 +156,11 @@ pub(crate) fn run(workspace: &Workspace, args: &PtxArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// The pinned CUDA toolkit of wheels, installed if need be: a folder with bin, include, lib and nvvm.
+pub(crate) fn toolkit(workspace: &Workspace) -> Result<PathBuf> {
+    Ok(Nvcc::find_or_install(workspace)?.root().to_owned())
+}
+
 /// Passes if every committed file is what its inputs ask for, as far as digests tell; runs no compiler.
 pub(crate) fn check_fresh(workspace: &Workspace) -> Result<()> {
     let folders = Folders::new(workspace);

@@ -60,6 +60,11 @@ impl Nvcc {
         Ok(Nvcc { bin, scratch })
     }
 
+    /// The toolkit's folder, which holds bin, include, lib and nvvm.
+    pub(super) fn root(&self) -> &Path {
+        self.bin.parent().unwrap_or(&self.bin)
+    }
+
     /// PTX of a module for a target. `kernels` is the working folder, so that no path enters the text.
     pub(super) fn ptx(&self, kernels: &Path, module: &Module, target: &str) -> Result<String> {
         let Module { source, defines, .. } = module;
