@@ -1,9 +1,10 @@
 //! One device: found, checked against what was built, and its memory.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockWriteGuard};
 
 use cudarc::driver::{result, sys};
 
@@ -98,6 +99,26 @@ pub(crate) struct Inner {
     allocated: AtomicU64,
     modules: Mutex<HashMap<Module, Arc<LoadedModule>>>,
     tables: Mutex<HashMap<Vec<u32>, Arc<Buffer<u32>>>>,
+}
+
+/// Held to write while a stream is captured, to read while the whole device is waited for: the driver refuses the one during
+/// the other, and ends the capture. One for all handles, since they share the primary context.
+static CAPTURING: RwLock<()> = RwLock::new(());
+
+thread_local! {
+    /// Whether a stream is being captured on this thread, which then must not wait for the lock that it holds.
+    static CAPTURES: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Ends the time of a capture when it is dropped.
+pub(crate) struct Capturing {
+    _guard: RwLockWriteGuard<'static, ()>,
+}
+
+impl Drop for Capturing {
+    fn drop(&mut self) {
+        CAPTURES.set(false);
+    }
 }
 
 /// The primary context of a device, retained.
@@ -293,8 +314,20 @@ impl Gpu {
     /// # Errors
     /// [`CudaError::Driver`].
     pub fn synchronize(&self) -> Result<(), CudaError> {
+        if CAPTURES.get() {
+            let reason = "a stream is being captured on this thread".to_owned();
+            return Err(CudaError::Driver { call: "cuCtxSynchronize", reason });
+        }
         self.bind()?;
+        let _no_capture = CAPTURING.read().unwrap_or_else(PoisonError::into_inner);
         result::ctx::synchronize().map_err(|error| CudaError::driver("cuCtxSynchronize", error))
+    }
+
+    /// Keeps other threads from waiting for the whole device until the result is dropped.
+    pub(crate) fn capturing() -> Capturing {
+        let guard = CAPTURING.write().unwrap_or_else(PoisonError::into_inner);
+        CAPTURES.set(true);
+        Capturing { _guard: guard }
     }
 
     /// `len` elements of device memory, zeroed.

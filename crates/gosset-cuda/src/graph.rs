@@ -31,6 +31,7 @@ impl Graph {
         let gpu = stream.gpu().clone();
         gpu.bind()?;
         let raw = stream.as_ref();
+        let capturing = Gpu::capturing();
         // SAFETY: the stream is live. Relaxed mode of other threads is untouched: only this thread is watched.
         unsafe {
             result::stream::begin_capture(raw.cu(), sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
@@ -39,6 +40,7 @@ impl Graph {
         let done = work(raw);
         // SAFETY: the stream is live and capturing, or its capture was invalidated, which this call ends too.
         let graph = unsafe { result::stream::end_capture(raw.cu()) };
+        drop(capturing);
         let graph = match (done, graph) {
             (Ok(()), Ok(graph)) => graph,
             (Err(error), Ok(graph)) => {

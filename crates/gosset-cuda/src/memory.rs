@@ -258,7 +258,10 @@ impl<T: DeviceType> Buffer<T> {
         unsafe { result::memcpy_htod_sync(self.ptr, data) }
             .map_err(|error| CudaError::driver("cuMemcpyHtoD", error))?;
         // Pageable memory is copied by way of a staging buffer of the null stream.
-        result::ctx::synchronize().map_err(|error| CudaError::driver("cuCtxSynchronize", error))
+        match &self.gpu {
+            Owner::Strong(gpu) => gpu.synchronize(),
+            Owner::Cache(weak) => Gpu::upgrade(weak).map_or(Ok(()), |gpu| gpu.synchronize()),
+        }
     }
 
     /// Copies `data` of the host into the buffer in the order of the stream, which sees the values of this moment.
