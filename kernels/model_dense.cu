@@ -157,7 +157,7 @@ __device__ __forceinline__ void gemv(const ModelDenseParams& p) {
         for (int b = 0; b < B; ++b) {
 #pragma unroll
             for (int d = 16; d > 0; d >>= 1) acc[r][b] += __shfl_xor_sync(0xffffffffu, acc[r][b], d);
-            if (lane == 0 && row0 + r < p.rows && b < p.batch) p.y[static_cast<size_t>(b) * p.rows + row0 + r] = acc[r][b];
+            if (lane == 0 && row0 + r < p.rows && b < p.batch) p.y[b * p.y_stride + row0 + r] = acc[r][b];
         }
     }
 }
@@ -213,7 +213,7 @@ __device__ __forceinline__ void gemm(const ModelDenseParams& p) {
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
             const unsigned r = row0 + (j / 4) * 64 + tx * 4 + j % 4;
-            if (r < p.rows) p.y[static_cast<size_t>(b) * p.rows + r] = acc[i][j];
+            if (r < p.rows) p.y[b * p.y_stride + r] = acc[i][j];
         }
     }
 }

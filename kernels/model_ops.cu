@@ -259,3 +259,19 @@ extern "C" __global__ void __launch_bounds__(256) model_cache_copy(const __grid_
     const size_t step = static_cast<size_t>(gridDim.x) * blockDim.x;
     for (size_t i = static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < p.n_units; i += step) to[i] = from[i];
 }
+
+// Sums of four uniform numbers of a hash: about normal, for benchmarks.
+extern "C" __global__ void __launch_bounds__(256) model_normal(const __grid_constant__ ModelNormalParams p) {
+    const size_t step = static_cast<size_t>(gridDim.x) * blockDim.x;
+    for (size_t i = static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < p.n; i += step) {
+        unsigned long long h = (i + 1) * 0x9e3779b97f4a7c15ull + p.seed * 0xd1342543de82ef95ull;
+        h = (h ^ (h >> 30)) * 0xbf58476d1ce4e5b9ull;
+        h = (h ^ (h >> 27)) * 0x94d049bb133111ebull;
+        h ^= h >> 31;
+        float sum = -2.0f;
+#pragma unroll
+        for (int part = 0; part < 4; ++part) sum += static_cast<float>(h >> (16 * part) & 0xffff) * (1.0f / 65536.0f);
+        // Four uniform numbers have variance 1/3.
+        p.out[i] = __float2bfloat16(sum * 1.7320508f * p.deviation);
+    }
+}

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use gosset_cuda::launch::model::{AttentionShape, Delta, Rope, attend, embed, read, rmsnorm, rope_append, silu_mul};
 use gosset_cuda::{Buffer, CudaError, DevSlice, Gpu, Graph, StreamRef};
 
-use super::linear::{DenseWeights, DeviceLinear, LoadNotes, Stack};
+use super::linear::{DenseWeights, DeviceLinear, LoadNotes, Needs, Stack};
 use super::state::{Cache, State, Step, Widths, range};
 use super::{CacheType, GpuDevice, GpuOptions};
 use crate::config::ModelConfig;
@@ -36,6 +36,7 @@ pub(crate) struct GpuDecoder {
     turns: Buffer<f64>,
     shape: AttentionShape,
     widths: Widths,
+    needs: Needs,
     max_positions: usize,
     eps: f32,
     /// States for passes that nobody keeps.
@@ -140,6 +141,11 @@ impl GpuDecoder {
                 name,
             });
         }
+        let table = match &embedding {
+            Table::Device(stack) | Table::Host { head: Some(stack), .. } => Some(stack),
+            Table::Host { head: None, .. } => None,
+        };
+        let needs = needs(&layers, [table, head.as_ref()]);
         let turns = RopeFrequencies::new(config.head_dim, config.rope_theta, &config.rope_scaling).turns();
         Ok(Self {
             gpu: gpu.clone(),
@@ -151,6 +157,7 @@ impl GpuDecoder {
             turns: gpu.upload(&turns)?,
             shape,
             widths,
+            needs,
             max_positions: config.max_positions,
             eps: config.rms_norm_eps as f32,
             idle: Mutex::new(Vec::new()),
@@ -190,7 +197,7 @@ impl GpuDecoder {
 
     fn new_state(&self, capacity: usize) -> Result<State, RuntimeError> {
         let shape = AttentionShape { capacity, ..self.shape };
-        State::new(&self.gpu, shape, self.widths, self.layers.len(), self.options.cache)
+        State::new(&self.gpu, shape, (self.widths, self.needs), self.layers.len(), self.options.cache)
     }
 
     /// Rows that go through the model at once.
@@ -303,7 +310,8 @@ impl GpuDecoder {
         self.with_idle(1, |state| {
             state.reserve(&self.gpu, (0, 1, self.max_positions), rows, rows)?;
             let mut out = vec![0f32; n * self.widths.vocab];
-            for (hidden, out) in hidden.chunks(rows * self.widths.hidden).zip(out.chunks_mut(rows * self.widths.vocab)) {
+            for (hidden, out) in hidden.chunks(rows * self.widths.hidden).zip(out.chunks_mut(rows * self.widths.vocab))
+            {
                 state.activations.normed.write_on(state.stream.as_ref(), hidden)?;
                 self.launch_logits(state, 0, hidden.len() / self.widths.hidden)?;
                 let from = state.logits.as_slice().slice(0..out.len())?;
@@ -376,7 +384,8 @@ impl GpuDecoder {
         let stream = self.gpu.stream()?;
         let own = std::mem::replace(&mut state.stream, stream);
         let result = Graph::capture(&own, |captured| {
-            let work = self.hidden_on(captured, state, 1, &mut None).and_then(|()| self.logits_on(captured, state, 0, 1));
+            let work =
+                self.hidden_on(captured, state, 1, &mut None).and_then(|()| self.logits_on(captured, state, 0, 1));
             if self.options.break_capture {
                 // Waiting cannot be captured.
                 captured.synchronize()?;
@@ -406,7 +415,7 @@ impl GpuDecoder {
         watch: &mut Option<&mut Watch<'_>>,
     ) -> Result<(), RuntimeError> {
         let gpu = &self.gpu;
-        let State { shape, cache, scratch, activations: a, inputs, .. } = state;
+        let State { shape, cache, scratch, activations: a, inputs, workspace: ws, .. } = state;
         let hidden = n * self.widths.hidden;
         let q_len = n * shape.heads * shape.head_dim;
         let position = inputs.as_slice().slice(0..1)?;
@@ -420,7 +429,14 @@ impl GpuDecoder {
             let delta = (i > 0).then_some(&a.delta);
             norm(gpu, stream, (&mut a.x, &mut a.normed), delta, bias, &layer.input_norm, self.eps, hidden)?;
             let qkv_len = n * layer.qkv.rows();
-            layer.qkv.forward(gpu, stream, a.normed.as_slice().slice(0..hidden)?, n, a.qkv.as_mut().slice(0..qkv_len)?)?;
+            layer.qkv.forward(
+                gpu,
+                stream,
+                a.normed.as_slice().slice(0..hidden)?,
+                n,
+                a.qkv.as_mut().slice(0..qkv_len)?,
+                ws,
+            )?;
             let rope = Rope {
                 turns: self.turns.as_slice(),
                 interleaved: false,
@@ -445,19 +461,19 @@ impl GpuDecoder {
                 Cache::F32(keys, values) => attention!(keys, values),
             }
             let attended = a.attended.as_slice().slice(0..q_len)?;
-            layer.o.forward(gpu, stream, attended, n, a.delta.as_mut().slice(0..hidden)?)?;
+            layer.o.forward(gpu, stream, attended, n, a.delta.as_mut().slice(0..hidden)?, ws)?;
             let bias_o = layer.o_bias.as_ref();
             let weight = &layer.post_attention_norm;
             norm(gpu, stream, (&mut a.x, &mut a.normed), Some(&a.delta), bias_o, weight, self.eps, hidden)?;
             let gate_len = n * layer.gate_up.rows();
             let normed = a.normed.as_slice().slice(0..hidden)?;
-            layer.gate_up.forward(gpu, stream, normed, n, a.gate_up.as_mut().slice(0..gate_len)?)?;
+            layer.gate_up.forward(gpu, stream, normed, n, a.gate_up.as_mut().slice(0..gate_len)?, ws)?;
             let parts = layer.gate_up.rows_of::<2>(a.gate_up.as_slice().slice(0..gate_len)?, n)?;
             let gate_bias = layer.gate_up_bias.as_ref().map(Buffer::as_slice);
             let ffn = self.widths.ffn;
             silu_mul(gpu, stream, parts, gate_bias, ffn, a.gated.as_mut().slice(0..n * ffn)?)?;
             let gated = a.gated.as_slice().slice(0..n * ffn)?;
-            layer.down.forward(gpu, stream, gated, n, a.delta.as_mut().slice(0..hidden)?)?;
+            layer.down.forward(gpu, stream, gated, n, a.delta.as_mut().slice(0..hidden)?, ws)?;
             bias = layer.down_bias.as_ref();
             let (x, delta) = (a.x.as_slice().slice(0..hidden)?, a.delta.as_slice().slice(0..hidden)?);
             self.show(stream, &layer.name, x, Some(delta), bias, watch)?;
@@ -505,8 +521,14 @@ impl GpuDecoder {
         let hidden = self.widths.hidden;
         let x = state.activations.normed.as_slice().slice(first * hidden..(first + n) * hidden)?;
         let y = state.logits.as_mut().slice(0..n * self.widths.vocab)?;
-        Ok(self.head().forward(&self.gpu, stream, x, n, y)?)
+        Ok(self.head().forward(&self.gpu, stream, x, n, y, &mut state.workspace)?)
     }
+}
+
+/// What the products of all layers and of the outer matrices need.
+fn needs(layers: &[Layer], outer: [Option<&Stack>; 2]) -> Needs {
+    let of_layers = layers.iter().flat_map(|l| [&l.qkv, &l.o, &l.gate_up, &l.down]);
+    of_layers.chain(outer.into_iter().flatten()).map(Stack::needs).fold(Needs::default(), Needs::max)
 }
 
 /// `x += delta + bias`, `normed = norm(x)`, over the first `len` elements.
@@ -542,6 +564,9 @@ fn gather(
             DenseWeights::F16(w) => embed(gpu, stream, w.as_slice(), tokens, cols, x),
             DenseWeights::Bf16(w) => embed(gpu, stream, w.as_slice(), tokens, cols, x),
         },
+        DeviceLinear::Shift(_) | DeviceLinear::Rice { .. } => {
+            Err(CudaError::Unsupported { op: "rows of an embedding", what: "a coded table".to_owned() })
+        }
     }
 }
 
@@ -558,20 +583,25 @@ fn check_memory(
     let head = (!tied).then_some(HEAD);
     let names = crate::models::expected_tensors(config).map(|t| (t.name, t.shape));
     let names = names.chain(head.map(|h| (h.to_owned(), vec![widths.vocab, widths.hidden])));
-    let mut bytes = 0u64;
+    let (mut bytes, mut needs) = (0u64, Needs::default());
     for (name, expected) in names {
         if weights.shape(&name).is_none() {
             continue;
         }
         bytes = bytes.saturating_add(match expected.len() {
-            2 => weights.stored(&name)?.device_bytes(options.dense),
+            2 => {
+                let stored = weights.stored(&name)?;
+                needs = needs.max(stored.needs());
+                stored.device_bytes(options.dense)
+            }
             _ => 4 * expected.iter().product::<usize>() as u64,
         });
     }
     let element = if options.cache == CacheType::F16 { 2 } else { 4 };
     let per_position = (2 * shape.kv_heads * shape.head_stride() * config.n_layers) as u64;
     let cache = per_position.saturating_mul(element).saturating_mul(shape.capacity as u64);
-    let workspace = widths.bytes(shape, widths.chunk(shape), widths.logit_rows());
+    let rows = widths.chunk(shape);
+    let workspace = widths.bytes(shape, rows, widths.logit_rows()).saturating_add(needs.bytes(rows));
     let free = gpu.free_bytes()?;
     if bytes.saturating_add(cache).saturating_add(workspace) > free {
         let positions = shape.capacity;

@@ -1,8 +1,13 @@
-//! Weight matrices on the device.
+//! Weight matrices on the device: dense, or in the form in which their container holds them.
 
-use gosset_codec::DecodeScratch;
+use std::borrow::Cow;
+
+use gosset_codec::{CodeHeader, DecodeScratch, LatticeHeader, MatrixHeader, Plane, PlaneData, SchemeHeader};
 use gosset_container::CodedTensor;
-use gosset_cuda::launch::model::{DenseElement, Rows, dense};
+use gosset_cuda::launch::model::{DenseElement, Rows, dense, dense_strided};
+use gosset_cuda::launch::rht::{DeviceRht, RhtOutput};
+use gosset_cuda::launch::rice::{MAX_BATCH as RICE_BATCH, RiceMatrix};
+use gosset_cuda::launch::shift::ShiftMatrix;
 use gosset_cuda::{Buffer, CudaError, DevSlice, DevSliceMut, Gpu, StreamRef};
 use half::{bf16, f16};
 use rayon::prelude::*;
@@ -13,6 +18,12 @@ use crate::weights::{Stored, Weights};
 
 /// Weights that one task of an upload converts.
 const TASK_LEN: usize = 1 << 20;
+
+/// Weights that are dequantized at a time where a product is made from dense ones: 32 MiB of f32.
+const CHUNK_LEN: usize = 8 << 20;
+
+/// Rows of shift-coded matrices that are decoded together.
+const SHIFT_ROWS: usize = 16;
 
 /// A dense matrix in one of the types that products take.
 #[derive(Debug)]
@@ -26,24 +37,95 @@ pub(crate) enum DenseWeights {
 #[derive(Debug)]
 pub(crate) enum DeviceLinear {
     Dense { weights: DenseWeights, rows: usize, cols: usize },
+    /// Fixed-rate trellis codes.
+    Shift(Box<ShiftMatrix>),
+    /// Rice codes of lattice points; activations are rotated first.
+    Rice { matrix: Box<RiceMatrix>, rotation: Option<DeviceRht> },
+}
+
+/// Memory that products need beside weights and activations.
+#[derive(Debug)]
+pub(crate) struct Workspace {
+    /// Rotated activations.
+    rotated: Buffer<f32>,
+    /// Dequantized rows.
+    chunk: Buffer<f32>,
+}
+
+/// Sizes of a [`Workspace`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Needs {
+    /// Columns of the widest activation that is rotated by itself.
+    rotated_cols: usize,
+    /// Weights of the largest piece that is dequantized for batches.
+    chunk_len: usize,
+}
+
+impl Needs {
+    /// The larger of both.
+    pub(crate) fn max(self, other: Self) -> Self {
+        Self {
+            rotated_cols: self.rotated_cols.max(other.rotated_cols),
+            chunk_len: self.chunk_len.max(other.chunk_len),
+        }
+    }
+
+    /// Bytes of a workspace for `rows` rows.
+    pub(crate) fn bytes(self, rows: usize) -> u64 {
+        let chunk = if rows > 1 { self.chunk_len } else { 0 };
+        4 * (rows * self.rotated_cols + chunk) as u64
+    }
+}
+
+impl Workspace {
+    /// For activations of `rows` rows.
+    pub(crate) fn new(gpu: &Gpu, needs: Needs, rows: usize) -> Result<Self, CudaError> {
+        let chunk = if rows > 1 { needs.chunk_len } else { 0 };
+        Ok(Self { rotated: gpu.alloc(rows * needs.rotated_cols)?, chunk: gpu.alloc(chunk)? })
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        (self.rotated.bytes() + self.chunk.bytes()) as u64
+    }
 }
 
 impl DeviceLinear {
     pub(crate) fn rows(&self) -> usize {
         match self {
             Self::Dense { rows, .. } => *rows,
+            Self::Shift(matrix) => matrix.rows(),
+            Self::Rice { matrix, .. } => matrix.rows(),
         }
     }
 
     pub(crate) fn cols(&self) -> usize {
         match self {
             Self::Dense { cols, .. } => *cols,
+            Self::Shift(matrix) => matrix.cols(),
+            Self::Rice { matrix, .. } => matrix.cols(),
         }
     }
 
     pub(crate) fn device_bytes(&self) -> u64 {
         match self {
             Self::Dense { weights, .. } => weights.bytes(),
+            Self::Shift(matrix) => matrix.device_bytes() as u64,
+            Self::Rice { matrix, rotation } => {
+                matrix.device_bytes() + rotation.as_ref().map_or(0, |rht| 4 * rht.words().len() as u64)
+            }
+        }
+    }
+
+    fn needs(&self) -> Needs {
+        match self {
+            Self::Dense { .. } => Needs::default(),
+            Self::Shift(matrix) => {
+                let (rows, cols) = (matrix.rows(), matrix.cols());
+                Needs { rotated_cols: cols, chunk_len: chunk_rows(rows, cols) * cols }
+            }
+            Self::Rice { matrix, rotation } => {
+                Needs { rotated_cols: rotation.as_ref().map_or(0, |_| matrix.cols()), chunk_len: 0 }
+            }
         }
     }
 
@@ -54,7 +136,8 @@ impl DeviceLinear {
         stream: StreamRef<'_>,
         x: DevSlice<'_, f32>,
         batch: usize,
-        y: DevSliceMut<'_, f32>,
+        mut y: DevSliceMut<'_, f32>,
+        ws: &mut Workspace,
     ) -> Result<(), CudaError> {
         match self {
             Self::Dense { weights, rows, cols } => {
@@ -65,8 +148,55 @@ impl DeviceLinear {
                     DenseWeights::Bf16(w) => dense(gpu, stream, w.as_slice(), shape, x, batch, y),
                 }
             }
+            Self::Shift(matrix) if batch == 1 && matrix.fuses_rotation() => matrix.gemv(stream, x, y),
+            Self::Shift(matrix) => {
+                let Workspace { rotated, chunk } = ws;
+                let x = rotate(stream, matrix.rotation(), x, batch, rotated)?;
+                if batch == 1 {
+                    return matrix.gemv_rotated(stream, x, y);
+                }
+                let (rows, cols) = (matrix.rows(), matrix.cols());
+                let step = chunk_rows(rows, cols);
+                for first in (0..rows).step_by(step) {
+                    let n = step.min(rows - first);
+                    let mut weights = chunk.as_mut().slice(0..n * cols)?;
+                    matrix.decode(stream, first..first + n, weights.reborrow())?;
+                    let y = y.reborrow().slice(first..batch * rows)?;
+                    dense_strided(gpu, stream, weights.as_slice(), (n, cols), x, batch, (y, rows))?;
+                }
+                Ok(())
+            }
+            Self::Rice { matrix, rotation } => {
+                let x = rotate(stream, rotation.as_ref(), x, batch, &mut ws.rotated)?;
+                let (rows, cols) = (matrix.rows(), matrix.cols());
+                for first in (0..batch).step_by(RICE_BATCH) {
+                    let end = batch.min(first + RICE_BATCH);
+                    let y = y.reborrow().slice(first * rows..end * rows)?;
+                    matrix.gemm(gpu, stream, x.slice(first * cols..end * cols)?, y)?;
+                }
+                Ok(())
+            }
         }
     }
+}
+
+/// Rows that are dequantized at a time.
+fn chunk_rows(rows: usize, cols: usize) -> usize {
+    ((CHUNK_LEN / cols.max(1)).max(1).next_multiple_of(SHIFT_ROWS)).min(rows)
+}
+
+/// The activation in the frame of the weights.
+fn rotate<'a>(
+    stream: StreamRef<'_>,
+    rotation: Option<&DeviceRht>,
+    x: DevSlice<'a, f32>,
+    batch: usize,
+    rotated: &'a mut Buffer<f32>,
+) -> Result<DevSlice<'a, f32>, CudaError> {
+    let Some(rht) = rotation else { return Ok(x) };
+    let mut out = rotated.as_mut().slice(0..x.len())?;
+    rht.forward(stream, x, batch, RhtOutput::F32(out.reborrow()))?;
+    rotated.as_slice().slice(0..x.len())
 }
 
 impl DenseWeights {
@@ -86,6 +216,10 @@ enum Form {
     F32,
     F16,
     Bf16,
+    /// As it is coded.
+    Shift,
+    /// As it is coded.
+    Rice,
 }
 
 /// Matrices with the same input, whose results lie side by side: `[n, sum of rows]` where they could be joined, else one after
@@ -138,19 +272,32 @@ impl Stack {
         let stored = names.iter().map(|name| weights.stored(name)).collect::<Result<Vec<_>, _>>()?;
         let widths: Vec<usize> = stored.iter().map(Stored::rows).collect();
         let forms: Vec<Form> = stored.iter().map(|s| s.form(dense)).collect();
-        for tensor in &stored {
-            if let Stored::Coded(coded) = tensor {
-                let n = (tensor.rows() * tensor.cols()) as u64;
-                notes.add(coded.header().codec_name(), coded.n_bytes(), n * forms[0].size());
+        for (tensor, form) in stored.iter().zip(&forms) {
+            if let (Stored::Coded(coded), Form::F32 | Form::F16 | Form::Bf16) = (tensor, form) {
+                notes.add(coded.header().codec_name(), coded.n_bytes(), tensor.device_bytes(dense));
             }
         }
-        let groups: Vec<(Form, Vec<&Stored<'_>>)> = if forms.iter().all(|f| *f == forms[0]) {
-            vec![(forms[0], stored.iter().collect())]
-        } else {
-            forms.iter().copied().zip(stored.iter().map(|s| vec![s])).collect()
+        let same = forms.iter().all(|f| *f == forms[0]);
+        let parts = match forms[0] {
+            Form::Shift if same && let Some((header, planes)) = join_shift(&stored) => {
+                vec![DeviceLinear::Shift(Box::new(ShiftMatrix::new(gpu, &header, &planes)?))]
+            }
+            Form::F32 | Form::F16 | Form::Bf16 if same => {
+                vec![upload(gpu, forms[0], &stored.iter().collect::<Vec<_>>())?]
+            }
+            _ => forms.iter().zip(&stored).map(|(form, s)| upload(gpu, *form, &[s])).collect::<Result<_, _>>()?,
         };
-        let parts = groups.into_iter().map(|(form, group)| upload(gpu, form, &group)).collect::<Result<_, _>>()?;
         Ok(Self { parts, widths })
+    }
+
+    /// A stack of one matrix that is there already.
+    pub(crate) fn of(linear: DeviceLinear, widths: &[usize]) -> Self {
+        Self { parts: vec![linear], widths: widths.to_vec() }
+    }
+
+    /// What products with the matrices need.
+    pub(crate) fn needs(&self) -> Needs {
+        self.parts.iter().map(DeviceLinear::needs).fold(Needs::default(), Needs::max)
     }
 
     /// The matrix of a stack of one.
@@ -161,10 +308,6 @@ impl Stack {
     /// Rows of all matrices together.
     pub(crate) fn rows(&self) -> usize {
         self.widths.iter().sum()
-    }
-
-    pub(crate) fn cols(&self) -> usize {
-        self.parts[0].cols()
     }
 
     pub(crate) fn device_bytes(&self) -> u64 {
@@ -179,11 +322,12 @@ impl Stack {
         x: DevSlice<'_, f32>,
         batch: usize,
         mut y: DevSliceMut<'_, f32>,
+        ws: &mut Workspace,
     ) -> Result<(), CudaError> {
         let mut at = 0;
         for part in &self.parts {
             let len = batch * part.rows();
-            part.forward(gpu, stream, x, batch, y.reborrow().slice(at..at + len)?)?;
+            part.forward(gpu, stream, x, batch, y.reborrow().slice(at..at + len)?, ws)?;
             at += len;
         }
         Ok(())
@@ -210,12 +354,6 @@ impl Stack {
     }
 }
 
-impl Form {
-    fn size(self) -> u64 {
-        if self == Form::F32 { 4 } else { 2 }
-    }
-}
-
 impl Stored<'_> {
     fn rows(&self) -> usize {
         match self {
@@ -232,6 +370,13 @@ impl Stored<'_> {
     }
 
     fn form(&self, dense: DenseType) -> Form {
+        if let Stored::Coded(coded) = self {
+            match &coded.header().scheme {
+                SchemeHeader::Shift(_) => return Form::Shift,
+                SchemeHeader::Lattice(LatticeHeader { code: CodeHeader::Rice { .. }, .. }) => return Form::Rice,
+                _ => {}
+            }
+        }
         match (self, dense) {
             (_, DenseType::F32) => Form::F32,
             (Stored::Rows { dtype, .. }, _) if dtype == "BF16" => Form::Bf16,
@@ -239,9 +384,25 @@ impl Stored<'_> {
         }
     }
 
+    /// At most what products with the tensor need.
+    pub(crate) fn needs(&self) -> Needs {
+        match self {
+            Stored::Rows { .. } => Needs::default(),
+            Stored::Coded(_) => {
+                let (rows, cols) = (self.rows(), self.cols());
+                Needs { rotated_cols: cols, chunk_len: chunk_rows(rows, cols) * cols }
+            }
+        }
+    }
+
     /// Bytes that the tensor takes on the device, before it is read.
     pub(crate) fn device_bytes(&self, dense: DenseType) -> u64 {
-        (self.rows() as u64).saturating_mul(self.cols() as u64).saturating_mul(self.form(dense).size())
+        let size = match (self.form(dense), self) {
+            (Form::Shift | Form::Rice, Stored::Coded(coded)) => return coded.n_bytes(),
+            (Form::F32, _) => 4,
+            _ => 2,
+        };
+        (self.rows() as u64).saturating_mul(self.cols() as u64).saturating_mul(size)
     }
 }
 
@@ -250,11 +411,69 @@ fn upload(gpu: &Gpu, form: Form, group: &[&Stored<'_>]) -> Result<DeviceLinear, 
     let cols = group[0].cols();
     let rows = group.iter().map(|s| s.rows()).sum::<usize>();
     let weights = match form {
+        Form::Shift | Form::Rice => return upload_coded(gpu, form, group[0]),
         Form::F32 => DenseWeights::F32(gpu.upload(&convert::<f32>(group, cols)?)?),
         Form::F16 => DenseWeights::F16(gpu.upload(&convert::<f16>(group, cols)?)?),
         Form::Bf16 => DenseWeights::Bf16(gpu.upload(&convert::<bf16>(group, cols)?)?),
     };
     Ok(DeviceLinear::Dense { weights, rows, cols })
+}
+
+/// Uploads a coded matrix as it is.
+fn upload_coded(gpu: &Gpu, form: Form, stored: &Stored<'_>) -> Result<DeviceLinear, RuntimeError> {
+    let Stored::Coded(coded) = stored else { unreachable!("only coded tensors have such forms") };
+    let planes = coded.planes();
+    if form == Form::Shift {
+        return Ok(DeviceLinear::Shift(Box::new(ShiftMatrix::new(gpu, coded.header(), &planes)?)));
+    }
+    let matrix = Box::new(RiceMatrix::upload(gpu, coded.header(), &planes)?);
+    let rotation = coded.decoder()?.rotation().map(|rht| DeviceRht::new(gpu, rht)).transpose()?;
+    Ok(DeviceLinear::Rice { matrix, rotation })
+}
+
+/// Shift-coded matrices on top of each other, as one coded matrix: strings of rows, or of blocks of 16 rows, follow each other.
+///
+/// `None` if they differ in more than their rows, or if blocks would straddle two matrices.
+fn join_shift(stored: &[Stored<'_>]) -> Option<(MatrixHeader, Vec<Plane<'static>>)> {
+    let coded: Vec<&CodedTensor> = stored
+        .iter()
+        .map(|s| match s {
+            Stored::Coded(coded) => Some(coded),
+            Stored::Rows { .. } => None,
+        })
+        .collect::<Option<_>>()?;
+    let (first, last) = (coded.first()?.header(), coded.last()?.header());
+    let (mut words, mut scales, mut exact_rows, mut exact_values) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let mut rows = 0u64;
+    for tensor in &coded {
+        let header = tensor.header();
+        let alike = (&header.scheme, &header.rotation, header.cols) == (&first.scheme, &first.rotation, first.cols);
+        let whole = header.rows.is_multiple_of(SHIFT_ROWS as u64) || std::ptr::eq(header, last);
+        let offset = u32::try_from(rows).ok()?;
+        if !alike || !whole {
+            return None;
+        }
+        for plane in tensor.planes() {
+            match (&*plane.name, &plane.data) {
+                ("words", PlaneData::U32(data)) => words.extend_from_slice(data),
+                ("scales", PlaneData::Bf16(data)) => scales.extend_from_slice(data),
+                ("exact_rows", PlaneData::U32(data)) => exact_rows.extend(data.iter().map(|row| row + offset)),
+                ("exact_values", PlaneData::F32(data)) => exact_values.extend_from_slice(data),
+                _ => return None,
+            }
+        }
+        rows += header.rows;
+    }
+    let plane = |name, data| Plane { name: Cow::Borrowed(name), data };
+    let mut planes = vec![
+        plane("words", PlaneData::U32(Cow::Owned(words))),
+        plane("scales", PlaneData::Bf16(Cow::Owned(scales))),
+    ];
+    if !exact_rows.is_empty() {
+        planes.push(plane("exact_rows", PlaneData::U32(Cow::Owned(exact_rows))));
+        planes.push(plane("exact_values", PlaneData::F32(Cow::Owned(exact_values))));
+    }
+    Some((MatrixHeader { rows, ..first.clone() }, planes))
 }
 
 /// All rows of the matrices as `T`.

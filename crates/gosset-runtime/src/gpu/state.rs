@@ -5,6 +5,7 @@ use gosset_cuda::{Buffer, Gpu, Graph, Stream, StreamRef};
 use half::f16;
 
 use super::CacheType;
+use super::linear::{Needs, Workspace};
 use crate::error::RuntimeError;
 
 /// Widths of the activations of a model.
@@ -122,12 +123,14 @@ pub(crate) struct State {
     pub(crate) cache: Cache,
     pub(crate) scratch: AttentionScratch,
     pub(crate) activations: Activations,
+    pub(crate) workspace: Workspace,
     /// Position of the first row, then one token per row.
     pub(crate) inputs: Buffer<u32>,
     pub(crate) logits: Buffer<f32>,
     pub(crate) argmax: Argmax,
     pub(crate) stream: Stream,
     widths: Widths,
+    needs: Needs,
     n_layers: usize,
     kind: CacheType,
 }
@@ -137,7 +140,7 @@ impl State {
     pub(crate) fn new(
         gpu: &Gpu,
         shape: AttentionShape,
-        widths: Widths,
+        (widths, needs): (Widths, Needs),
         n_layers: usize,
         kind: CacheType,
     ) -> Result<Self, RuntimeError> {
@@ -147,11 +150,13 @@ impl State {
             cache: Cache::new(gpu, kind, n_layers * shape.cache_len())?,
             scratch: AttentionScratch::new(gpu, &shape)?,
             activations: Activations::new(gpu, &widths, &shape, 1)?,
+            workspace: Workspace::new(gpu, needs, 1)?,
             inputs: gpu.alloc(2)?,
             logits: gpu.alloc(widths.vocab)?,
             argmax: Argmax::new(gpu)?,
             stream: gpu.stream()?,
             widths,
+            needs,
             n_layers,
             kind,
         })
@@ -200,6 +205,7 @@ impl State {
             let rows = rows.next_power_of_two().min(self.widths.chunk(&self.shape)).max(rows);
             self.stream.synchronize()?;
             self.activations = Activations::new(gpu, &self.widths, &self.shape, rows)?;
+            self.workspace = Workspace::new(gpu, self.needs, rows)?;
             self.inputs = gpu.alloc(rows + 1)?;
             moved = true;
         }
@@ -231,7 +237,8 @@ impl State {
 
     /// Bytes of everything else.
     pub(crate) fn workspace_bytes(&self) -> u64 {
-        self.widths.bytes(&self.shape, self.activations.rows, 0) + (self.scratch.bytes() + self.logits.bytes()) as u64
+        let activations = self.widths.bytes(&self.shape, self.activations.rows, 0);
+        activations + self.workspace.bytes() + (self.scratch.bytes() + self.logits.bytes() + self.inputs.bytes()) as u64
     }
 }
 
