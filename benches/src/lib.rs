@@ -1,6 +1,8 @@
 //! Benchmarks and measurement binaries.
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "gpu")]
+pub mod decode;
 #[cfg(feature = "kernels")]
 pub mod kernels;
 #[cfg(feature = "models")]

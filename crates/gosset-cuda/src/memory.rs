@@ -121,6 +121,17 @@ impl<'a, T: DeviceType> DevSliceMut<'a, T> {
         Ok(Self { ptr, len, _borrow: PhantomData })
     }
 
+    /// The elements before `at` and the others.
+    ///
+    /// # Errors
+    /// [`CudaError::Shape`] beyond the end.
+    pub fn split_at(self, at: usize) -> Result<(DevSliceMut<'a, T>, DevSliceMut<'a, T>), CudaError> {
+        let (first, n_first) = part::<T>(self.ptr, self.len, 0..at)?;
+        let (second, n_second) = part::<T>(self.ptr, self.len, at..self.len)?;
+        let slice = |ptr, len| Self { ptr, len, _borrow: PhantomData };
+        Ok((slice(first, n_first), slice(second, n_second)))
+    }
+
     /// The same memory, borrowed for less long.
     #[must_use]
     pub fn reborrow(&mut self) -> DevSliceMut<'_, T> {

@@ -46,7 +46,7 @@ pub(crate) struct GpuDecoder {
 
 /// The embedding table.
 #[derive(Debug)]
-enum Table {
+pub(super) enum Table {
     /// On the device, where rows are copied from.
     Device(Stack),
     /// Rows are decoded on the processor; the matrix is on the device only as the head.
@@ -54,20 +54,20 @@ enum Table {
 }
 
 #[derive(Debug)]
-struct Layer {
-    name: String,
-    input_norm: Buffer<f32>,
-    qkv: Stack,
-    qkv_bias: Option<Buffer<f32>>,
-    q_norm: Option<Buffer<f32>>,
-    k_norm: Option<Buffer<f32>>,
-    o: Stack,
-    o_bias: Option<Buffer<f32>>,
-    post_attention_norm: Buffer<f32>,
-    gate_up: Stack,
-    gate_up_bias: Option<Buffer<f32>>,
-    down: Stack,
-    down_bias: Option<Buffer<f32>>,
+pub(super) struct Layer {
+    pub(super) name: String,
+    pub(super) input_norm: Buffer<f32>,
+    pub(super) qkv: Stack,
+    pub(super) qkv_bias: Option<Buffer<f32>>,
+    pub(super) q_norm: Option<Buffer<f32>>,
+    pub(super) k_norm: Option<Buffer<f32>>,
+    pub(super) o: Stack,
+    pub(super) o_bias: Option<Buffer<f32>>,
+    pub(super) post_attention_norm: Buffer<f32>,
+    pub(super) gate_up: Stack,
+    pub(super) gate_up_bias: Option<Buffer<f32>>,
+    pub(super) down: Stack,
+    pub(super) down_bias: Option<Buffer<f32>>,
 }
 
 /// Sees the residual stream after the embedding and after every layer, `[n, hidden]`; its error ends the pass.
@@ -82,14 +82,7 @@ impl GpuDecoder {
         device: &GpuDevice,
     ) -> Result<Self, RuntimeError> {
         let GpuDevice { gpu, options } = device;
-        let context = options.context.unwrap_or(DEFAULT_CONTEXT.min(config.max_positions)).max(1);
-        let shape = AttentionShape {
-            heads: config.n_heads,
-            kv_heads: config.n_kv_heads,
-            head_dim: config.head_dim,
-            capacity: context,
-        };
-        let widths = Widths { hidden: config.hidden_size, ffn: config.intermediate_size, vocab: config.vocab_size };
+        let (shape, widths) = (attention_shape(config, options), widths(config));
         check_memory(config, weights, tied, device, &shape, &widths)?;
 
         let mut notes = LoadNotes::default();
@@ -141,28 +134,63 @@ impl GpuDecoder {
                 name,
             });
         }
+        let final_norm = vector(FINAL_NORM)?;
+        Self::assemble(config, device, embedding, layers, final_norm, head, notes.lines())
+    }
+
+    /// A model of parts that are on the device already.
+    pub(super) fn assemble(
+        config: &ModelConfig,
+        device: &GpuDevice,
+        embedding: Table,
+        layers: Vec<Layer>,
+        norm: Buffer<f32>,
+        head: Option<Stack>,
+        notes: Vec<String>,
+    ) -> Result<Self, RuntimeError> {
+        let GpuDevice { gpu, options } = device;
         let table = match &embedding {
             Table::Device(stack) | Table::Host { head: Some(stack), .. } => Some(stack),
             Table::Host { head: None, .. } => None,
         };
-        let needs = needs(&layers, [table, head.as_ref()]);
         let turns = RopeFrequencies::new(config.head_dim, config.rope_theta, &config.rope_scaling).turns();
         Ok(Self {
+            needs: needs(&layers, [table, head.as_ref()]),
             gpu: gpu.clone(),
             options: options.clone(),
             embedding,
             layers,
-            norm: vector(FINAL_NORM)?,
+            norm,
             head,
             turns: gpu.upload(&turns)?,
-            shape,
-            widths,
-            needs,
+            shape: attention_shape(config, options),
+            widths: widths(config),
             max_positions: config.max_positions,
             eps: config.rms_norm_eps as f32,
             idle: Mutex::new(Vec::new()),
-            notes: notes.lines(),
+            notes,
         })
+    }
+
+    pub(super) fn gpu(&self) -> &Gpu {
+        &self.gpu
+    }
+
+    pub(super) fn options(&self) -> &GpuOptions {
+        &self.options
+    }
+
+    /// The matrix of the embedding, if it is on the device.
+    pub(super) fn table(&self) -> Option<&DeviceLinear> {
+        match &self.embedding {
+            Table::Device(stack) => Some(stack.only()),
+            Table::Host { .. } => None,
+        }
+    }
+
+    /// A state with room for the positions of the options.
+    pub(super) fn default_state(&self) -> Result<State, RuntimeError> {
+        self.new_state(self.shape.capacity)
     }
 
     /// What a user should know about how the model is held.
@@ -172,20 +200,30 @@ impl GpuDecoder {
 
     /// Bytes of weights on the device.
     pub(crate) fn device_bytes(&self) -> u64 {
+        let (layers, embeddings, norms) = self.bytes_by_cause();
+        layers + embeddings + norms
+    }
+
+    /// Bytes of the layers' matrices and biases, of embedding and head, and of norms and frequencies.
+    pub(super) fn bytes_by_cause(&self) -> (u64, u64, u64) {
         let vector = |b: &Buffer<f32>| b.bytes() as u64;
         let option = |b: &Option<Buffer<f32>>| b.as_ref().map_or(0, vector);
-        let layer = |l: &Layer| {
+        let matrices = |l: &Layer| {
             let stacks: u64 = [&l.qkv, &l.o, &l.gate_up, &l.down].iter().map(|s| s.device_bytes()).sum();
-            let norms = vector(&l.input_norm) + vector(&l.post_attention_norm) + option(&l.q_norm) + option(&l.k_norm);
             let biases = [&l.qkv_bias, &l.o_bias, &l.gate_up_bias, &l.down_bias];
-            stacks + norms + biases.iter().map(|b| option(b)).sum::<u64>()
+            stacks + biases.iter().map(|b| option(b)).sum::<u64>()
+        };
+        let norms = |l: &Layer| {
+            vector(&l.input_norm) + vector(&l.post_attention_norm) + option(&l.q_norm) + option(&l.k_norm)
         };
         let table = match &self.embedding {
             Table::Device(stack) => stack.device_bytes(),
             Table::Host { head, .. } => head.as_ref().map_or(0, Stack::device_bytes),
         };
         let head = self.head.as_ref().map_or(0, Stack::device_bytes);
-        table + head + vector(&self.norm) + self.layers.iter().map(layer).sum::<u64>()
+        let outer_norms = vector(&self.norm) + self.turns.bytes() as u64;
+        let sum = |f: &dyn Fn(&Layer) -> u64| self.layers.iter().map(f).sum::<u64>();
+        (sum(&matrices), table + head, outer_norms + sum(&norms))
     }
 
     fn head(&self) -> &Stack {
@@ -407,7 +445,7 @@ impl GpuDecoder {
         self.hidden_on(stream, state, n, watch)
     }
 
-    fn hidden_on(
+    pub(super) fn hidden_on(
         &self,
         stream: StreamRef<'_>,
         state: &mut State,
@@ -419,7 +457,9 @@ impl GpuDecoder {
         let hidden = n * self.widths.hidden;
         let q_len = n * shape.heads * shape.head_dim;
         let position = inputs.as_slice().slice(0..1)?;
-        if let Table::Device(table) = &self.embedding {
+        if let Table::Device(table) = &self.embedding
+            && table.is_dense()
+        {
             let (tokens, x) = (inputs.as_slice().slice(1..n + 1)?, a.x.as_mut().slice(0..hidden)?);
             gather(gpu, stream, table, tokens, self.widths.hidden, x)?;
         }
@@ -517,12 +557,25 @@ impl GpuDecoder {
         self.logits_on(stream, state, first, n)
     }
 
-    fn logits_on(&self, stream: StreamRef<'_>, state: &mut State, first: usize, n: usize) -> Result<(), RuntimeError> {
+    pub(super) fn logits_on(&self, stream: StreamRef<'_>, state: &mut State, first: usize, n: usize) -> Result<(), RuntimeError> {
         let hidden = self.widths.hidden;
         let x = state.activations.normed.as_slice().slice(first * hidden..(first + n) * hidden)?;
         let y = state.logits.as_mut().slice(0..n * self.widths.vocab)?;
         Ok(self.head().forward(&self.gpu, stream, x, n, y, &mut state.workspace)?)
     }
+}
+
+fn attention_shape(config: &ModelConfig, options: &GpuOptions) -> AttentionShape {
+    AttentionShape {
+        heads: config.n_heads,
+        kv_heads: config.n_kv_heads,
+        head_dim: config.head_dim,
+        capacity: options.context.unwrap_or(DEFAULT_CONTEXT.min(config.max_positions)).max(1),
+    }
+}
+
+fn widths(config: &ModelConfig) -> Widths {
+    Widths { hidden: config.hidden_size, ffn: config.intermediate_size, vocab: config.vocab_size }
 }
 
 /// What the products of all layers and of the outer matrices need.

@@ -116,7 +116,18 @@ impl DeviceLinear {
         }
     }
 
-    fn needs(&self) -> Needs {
+    /// A coded matrix as it is, or `None` if there is no product for its code.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn coded(gpu: &Gpu, tensor: &CodedTensor) -> Result<Option<Self>, RuntimeError> {
+        let stored = Stored::Coded(tensor.clone());
+        match stored.form(DenseType::F32) {
+            form @ (Form::Shift | Form::Rice) => upload_coded(gpu, form, &stored).map(Some),
+            Form::F32 | Form::F16 | Form::Bf16 => Ok(None),
+        }
+    }
+
+    /// What products with the matrix need.
+    pub(crate) fn needs(&self) -> Needs {
         match self {
             Self::Dense { .. } => Needs::default(),
             Self::Shift(matrix) => {
@@ -293,6 +304,11 @@ impl Stack {
     /// A stack of one matrix that is there already.
     pub(crate) fn of(linear: DeviceLinear, widths: &[usize]) -> Self {
         Self { parts: vec![linear], widths: widths.to_vec() }
+    }
+
+    /// Whether rows can be copied out.
+    pub(crate) fn is_dense(&self) -> bool {
+        matches!(self.only(), DeviceLinear::Dense { .. })
     }
 
     /// What products with the matrices need.

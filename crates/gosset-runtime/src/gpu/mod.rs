@@ -17,14 +17,19 @@
 
 mod decoder;
 mod linear;
+mod random;
 mod state;
 
 pub use gosset_cuda::{CudaError, Gpu, GpuInfo, OpenOptions, device_names};
+
+pub use random::{DeviceMemory, RandomModel, RandomWeights};
 
 use crate::error::RuntimeError;
 use crate::language_model::Device;
 
 pub(crate) use decoder::GpuDecoder;
+#[cfg(feature = "cuda")]
+pub(crate) use linear::{DeviceLinear, Needs, Workspace};
 pub(crate) use state::State;
 
 /// Type of keys and values.
