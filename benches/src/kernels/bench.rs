@@ -3,11 +3,11 @@
 use std::collections::HashMap;
 
 use anyhow::{Context, Result};
-use gosset_codec::calibrate;
-use gosset_cuda::{Gpu, Stream};
+use gosset_codec::{CodecSpec, SchemeSpec, ShiftOrderKind, calibrate};
+use gosset_cuda::{CudaError, Gpu, Stream};
 
 use super::args::{Args, Op, Shape};
-use super::block::Block;
+use super::block::{Block, Encoded};
 use super::dense::{self, Arm, Dense, DenseWeights};
 use super::{candidates, container, decode, note, quantize, rht};
 use super::report::{Report, Row};
@@ -104,6 +104,23 @@ impl Bench<'_> {
     pub(super) fn block(&mut self, shape: Shape) -> &Block {
         let (unique, seed) = (self.args.unique_rows as usize, self.args.seed);
         self.blocks.entry(shape).or_insert_with(|| Block::new(shape, unique, seed))
+    }
+
+    /// The block under a codec: on the device where it can, whose planes are the CPU's (`quantize` checks that).
+    pub(super) fn encode(&self, codec: &str, order: ShiftOrderKind, block: &Block) -> Result<Encoded> {
+        let mut spec = CodecSpec::parse(codec)?;
+        if let SchemeSpec::Shift { order: asked, .. } = &mut spec.scheme {
+            *asked = order;
+        }
+        if self.args.check {
+            return Encoded::new(codec, order, block);
+        }
+        let data = self.gpu.upload(&block.weights)?;
+        match gosset_cuda::launch::quantize::encode(self.gpu, &spec, data.as_slice(), block.rows(), block.cols) {
+            Ok(matrix) => Encoded::of(codec, spec, matrix, block),
+            Err(CudaError::Unsupported { .. }) => Encoded::new(codec, order, block),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// `batch` activations for a matrix of that width.

@@ -96,7 +96,7 @@ impl Encoded {
             }
         };
         let decoder = matrix.decoder()?;
-        let n = decoder.row_block().max(1);
+        let n = decoder.row_block().clamp(1, block.rows());
         let last = rows - block.rows();
         let mut found = vec![0.0; n * block.cols];
         decoder.decode_rows(last..last + n, &mut found, &mut DecodeScratch::new())?;

@@ -10,7 +10,7 @@ use super::args::{Op, Shape};
 use super::bench::{Bench, Entry};
 use super::block::{Block, Encoded};
 use super::dense;
-use super::{note, rice};
+use super::{note, rice, shift};
 use super::product::{self, Product};
 use super::reference::{MAX_REL_ERR, Reference};
 use super::timing::{self, LAYERS};
@@ -44,7 +44,22 @@ pub(super) fn candidates() -> Vec<Candidate> {
         order: ShiftOrderKind::Rows,
         build,
     };
+    let shift = |codec, variant, order| Candidate {
+        gemv: Op::ShiftGemv,
+        gemm: Some(Op::ShiftGemm),
+        codec,
+        variant,
+        order,
+        build: shift::build,
+    };
     let mut all = Vec::new();
+    for codec in ["shift-16@2", "shift-16@3", "shift-16@4", "shiftlut-17@2", "shiftlut-17@3", "shiftlut-17@4"] {
+        all.push(shift(codec, "rows", ShiftOrderKind::Rows));
+        all.push(shift(codec, "tiles", ShiftOrderKind::Tiles));
+    }
+    for codec in ["shift-18@2", "shift-18@3", "shift-18@4"] {
+        all.push(shift(codec, "tiles", ShiftOrderKind::Tiles));
+    }
     for codec in ["e8-rice@2", "e8-rice@3", "e8-rice@4"] {
         all.push(rice(codec, "streams", rice::streams as Build));
         all.push(rice(codec, "planes", rice::planes));
@@ -73,7 +88,7 @@ fn one(bench: &mut Bench<'_>, shape: Shape, candidate: &Candidate, cache: &mut C
     let key = (codec, variant, Shape { rows: block.rows(), cols: block.cols });
     let encoded = match cache.entry(key) {
         std::collections::hash_map::Entry::Occupied(found) => found.into_mut(),
-        std::collections::hash_map::Entry::Vacant(place) => place.insert(Encoded::new(codec, candidate.order, &block)?),
+        std::collections::hash_map::Entry::Vacant(place) => place.insert(bench.encode(codec, candidate.order, &block)?),
     };
     let matrix = encoded.repeated(shape.rows, &block)?;
     let n_bytes: usize = matrix.planes.iter().map(|plane| plane.data.n_bytes()).sum();

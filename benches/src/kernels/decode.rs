@@ -4,6 +4,7 @@ use anyhow::{Context, Result};
 use gosset_codec::{DecodeScratch, EncodedMatrix, MatrixHeader, Plane, ShiftOrderKind};
 use gosset_cuda::launch::ans::AnsMatrix;
 use gosset_cuda::launch::rice::RiceMatrix;
+use gosset_cuda::launch::shift::ShiftMatrix;
 use gosset_cuda::{CudaError, DevSliceMut, Gpu, StreamRef};
 use half::bf16;
 
@@ -26,12 +27,29 @@ type Upload = fn(&Gpu, &MatrixHeader, &[Plane<'_>]) -> Result<Box<dyn Decode>, C
 fn targets() -> Vec<(&'static str, &'static str, ShiftOrderKind, Upload)> {
     let rows = ShiftOrderKind::Rows;
     vec![
+        ("shift-16@2", "rows", rows, shift),
+        ("shift-16@4", "rows", rows, shift),
+        ("shift-16@4", "tiles", ShiftOrderKind::Tiles, shift),
         ("e8-rice@2", "", rows, |gpu, header, planes| Ok(Box::new(RiceMatrix::upload(gpu, header, planes)?))),
         ("e8-rice@4", "", rows, |gpu, header, planes| Ok(Box::new(RiceMatrix::upload(gpu, header, planes)?))),
         ("e8@2", "", rows, |gpu, header, planes| Ok(Box::new(AnsMatrix::upload(gpu, header, planes)?))),
         ("e8@4", "", rows, |gpu, header, planes| Ok(Box::new(AnsMatrix::upload(gpu, header, planes)?))),
         ("trellis-8@3", "", rows, |gpu, header, planes| Ok(Box::new(AnsMatrix::upload(gpu, header, planes)?))),
     ]
+}
+
+fn shift(gpu: &Gpu, header: &MatrixHeader, planes: &[Plane<'_>]) -> Result<Box<dyn Decode>, CudaError> {
+    Ok(Box::new(ShiftMatrix::new(gpu, header, planes)?))
+}
+
+impl Decode for ShiftMatrix {
+    fn bytes(&self) -> usize {
+        self.device_bytes()
+    }
+
+    fn enqueue(&self, _: &Gpu, stream: StreamRef<'_>, out: DevSliceMut<'_, bf16>) -> Result<(), CudaError> {
+        self.decode(stream, 0..self.rows(), out)
+    }
 }
 
 impl Decode for RiceMatrix {
@@ -73,12 +91,14 @@ fn one(
     upload: Upload,
 ) -> Result<()> {
     let block = bench.block(shape).clone();
-    let encoded = Encoded::new(codec, order, &block)?;
+    let encoded: Encoded = bench.encode(codec, order, &block)?;
     let matrix = encoded.repeated(shape.rows, &block)?;
     let expected = rotated(&encoded.matrix)?;
     let n_bytes: usize = matrix.planes.iter().map(|plane| plane.data.n_bytes()).sum();
     // The output is written as well, and is larger than what is read: copies need not fill the L2 alone.
-    let n_copies = if bench.args.check { 2 } else { timing::copies(n_bytes).min(16) };
+    // Streams of ANS are long and few, so that a matrix takes milliseconds: its weights are out of the cache by then.
+    let is_slow = !codec.starts_with("shift") && !codec.contains("rice");
+    let n_copies = if bench.args.check || is_slow { 2 } else { timing::copies(n_bytes).min(16) };
     let copies = (0..n_copies)
         .map(|_| upload(bench.gpu, &matrix.header, &matrix.planes))
         .collect::<Result<Vec<_>, CudaError>>()?;
@@ -93,7 +113,7 @@ fn one(
     let timing = if bench.args.check {
         None
     } else {
-        let (gpu, replays) = (bench.gpu, bench.args.replays().min(10));
+        let (gpu, replays) = (bench.gpu, bench.args.replays().min(if is_slow { 3 } else { 10 }));
         Some(timing::rotated_few(gpu, &bench.stream, n_copies, replays, |stream, copy| {
             copies[copy].enqueue(gpu, stream, out.as_mut())
         })?)

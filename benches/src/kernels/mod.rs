@@ -5,6 +5,8 @@
 
 use std::fs;
 use std::path::Path;
+use std::sync::OnceLock;
+use std::time::Instant;
 
 use anyhow::{Context, Result};
 
@@ -22,6 +24,7 @@ mod reference;
 mod report;
 mod rht;
 mod rice;
+mod shift;
 mod table;
 mod timing;
 
@@ -83,10 +86,12 @@ fn read_torch(path: &Path) -> Result<Torch> {
     serde_json::from_str(&text).with_context(|| format!("--torch {}", path.display()))
 }
 
-/// A line of progress.
+/// A line of progress, with the seconds since the first.
 #[allow(clippy::print_stderr, reason = "progress goes to stderr")]
 fn note(line: &str) {
-    eprintln!("{line}");
+    static START: OnceLock<Instant> = OnceLock::new();
+    let seconds = START.get_or_init(Instant::now).elapsed().as_secs_f64();
+    eprintln!("{seconds:6.1} s  {line}");
 }
 
 /// A reader that has seen enough and closed the pipe is no error.
