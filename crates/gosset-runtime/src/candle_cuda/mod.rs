@@ -19,6 +19,7 @@
 //! operations before and after it, and a product returns as soon as it is launched.
 
 mod coded;
+mod raw;
 
 use candle_core::{CudaDevice, DType, Device, Tensor};
 
