@@ -96,6 +96,12 @@ pub(crate) fn run(workspace: &Workspace, args: &BenchKernelsArgs) -> Result<Exit
     let status = command.status().with_context(|| format!("starting {}", kernels.display()))?;
     if args.json.is_none() && !args.quick && status.success() && device(&json)?.is_some() {
         import(workspace, &json)?;
+        let decode_json = scratch.join("decode.json");
+        let decode = build_decode(workspace)?;
+        let status = Command::new(&decode).arg("--json").arg(&decode_json).status();
+        let status = status.with_context(|| format!("starting {}", decode.display()))?;
+        ensure!(status.success(), "{} failed: {status}", decode.display());
+        import(workspace, &decode_json)?;
         println!("now run `cargo xtask tables`");
     }
     Ok(exit_code(status))
@@ -105,6 +111,11 @@ pub(crate) fn run(workspace: &Workspace, args: &BenchKernelsArgs) -> Result<Exit
 fn build_kernels(workspace: &Workspace) -> Result<PathBuf> {
     let args = ["build", "--package=gosset-benches", "--no-default-features", "--features=kernels", "--bin=kernels"];
     binary::build_target(workspace, "kernels", &args.map(str::to_owned))
+}
+
+/// The release binary that measures tokens per second of a model's shapes.
+fn build_decode(workspace: &Workspace) -> Result<PathBuf> {
+    binary::build(workspace, "decode", &["gpu"])
 }
 
 /// The test binary of the kernels.
@@ -236,10 +247,15 @@ fn sanitize(workspace: &Workspace, kernels: &Path) -> Result<ExitCode> {
     Ok(exit_code(status))
 }
 
-/// Leaves `kernels`, `gpu-tests` (both compressed where `xz` is there), `torch_bf16.py` and `sanitize.sh` in a folder.
+/// Leaves `kernels`, `gpu-tests`, `decode` (compressed where `xz` is there), `torch_bf16.py` and `sanitize.sh` in a folder.
 fn pack(workspace: &Workspace, folder: &Path) -> Result<ExitCode> {
     fs::create_dir_all(folder).with_context(|| format!("{}", folder.display()))?;
-    for (name, built) in [("kernels", build_kernels(workspace)?), ("gpu-tests", build_tests(workspace)?)] {
+    let built = [
+        ("kernels", build_kernels(workspace)?),
+        ("gpu-tests", build_tests(workspace)?),
+        ("decode", build_decode(workspace)?),
+    ];
+    for (name, built) in built {
         let path = folder.join(name);
         fs::copy(&built, &path).with_context(|| format!("{}", path.display()))?;
         // Both only make the file smaller; a machine without them carries more.

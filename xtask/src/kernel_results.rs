@@ -234,6 +234,59 @@ fn rate_and_error(rows: &[&KernelRow]) -> [String; 2] {
     [bps, mse]
 }
 
+/// Of the binary `decode`.
+#[derive(Debug, Deserialize)]
+pub(crate) struct DecodeResults {
+    device: String,
+    model: String,
+    position: u64,
+    steps: u64,
+    repetitions: u64,
+    rows: Vec<DecodeRow>,
+}
+
+/// One model that generated.
+#[derive(Debug, Deserialize)]
+struct DecodeRow {
+    weights: String,
+    embeddings: String,
+    resident_gib: f64,
+    workspace_bytes: u64,
+    cache_bytes: u64,
+    other_bytes: u64,
+    us_per_token: f64,
+    tokens_per_second: f64,
+    speedup_vs_bf16: Option<f64>,
+}
+
+/// The table of models that generate.
+pub(crate) fn decode_table(results: &DecodeResults, file: &str, command: &str) -> String {
+    let DecodeResults { device, model, position, steps, repetitions, rows } = results;
+    let mut out = format!(
+        "Shapes of {model} with random weights on an {device}, batch 1, from position {position} on, {steps} tokens, the median of {repetitions} \
+         repetitions (`{command}`, [{file}](/{file})). Resident: weights, tables and workspace as allocated.\n\n\
+         | layers | embeddings | resident GiB | of it workspace MiB | KV cache MiB | context and modules MiB | us per token | tokens/s | speed |\n\
+         |---|---|---|---|---|---|---|---|---|\n"
+    );
+    let mib = |bytes: u64| format!("{:.1}", bytes as f64 / f64::from(1 << 20));
+    for row in rows {
+        let _ = writeln!(
+            out,
+            "| {} | {} | {:.2} | {} | {} | {} | {:.0} | {:.1} | {} |",
+            row.weights,
+            row.embeddings,
+            row.resident_gib,
+            mib(row.workspace_bytes),
+            mib(row.cache_bytes),
+            mib(row.other_bytes),
+            row.us_per_token,
+            row.tokens_per_second,
+            row.speedup_vs_bf16.map_or_else(String::new, |x| format!("{x:.2}x")),
+        );
+    }
+    out
+}
+
 /// Codec, distortion and speed of each product at batch 1 on the gauge's shape.
 pub(crate) fn speeds(results: &KernelResults) -> Vec<(String, f64, f64)> {
     let rows = results.rows.iter().filter(|row| {
@@ -282,5 +335,16 @@ mod tests {
             assert!(text.contains(line), "{line}\n{text}");
         }
         assert_eq!(speeds(&results), [("shift-16".to_owned(), 0.0681, 2.5)]);
+    }
+
+    #[test]
+    fn a_model_that_generates_has_a_line() {
+        let json = r#"{"device": "NVIDIA X1", "model": "llama", "position": 128, "steps": 64, "repetitions": 5, "graph": true, "rows": [
+            {"weights": "bf16", "embeddings": "bf16", "resident_gib": 14.96, "workspace_bytes": 1048576, "cache_bytes": 2097152,
+             "other_bytes": 524288, "us_per_token": 4000.0, "tokens_per_second": 250.0, "speedup_vs_bf16": 1.0},
+            {"weights": "shift-16@4", "embeddings": "bf16", "resident_gib": 5.27, "workspace_bytes": 1048576, "cache_bytes": 2097152,
+             "other_bytes": 524288, "us_per_token": 2000.0, "tokens_per_second": 500.0, "speedup_vs_bf16": 2.0}]}"#;
+        let text = decode_table(&serde_json::from_str(json).unwrap(), "d.json", "decode");
+        assert!(text.contains("| shift-16@4 | bf16 | 5.27 | 1.0 | 2.0 | 0.5 | 2000 | 500.0 | 2.00x |"), "{text}");
     }
 }

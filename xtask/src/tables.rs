@@ -88,6 +88,9 @@ fn table(value: Value, file: &str, command: &str) -> Result<String> {
     if value["rows"].as_array().is_some_and(is_gap) {
         return Ok(rate_distortion(&serde_json::from_value(value)?, file));
     }
+    if value["rows"][0].get("tokens_per_second").is_some() {
+        return Ok(kernel_results::decode_table(&serde_json::from_value(value)?, file, command));
+    }
     if value["rows"].as_array().is_some_and(|rows| rows.iter().any(|row| row.get("floor_fraction").is_some())) {
         return Ok(kernel_results::tables(&serde_json::from_value(value)?, file));
     }
