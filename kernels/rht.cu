@@ -4,13 +4,13 @@
 // (gosset-transform, src/plan.rs). f32 results are the CPU's bit for bit; f16 results are those times a power of two (or
 // the caller's factor), rounded to nearest even.
 //
-// rht_IN_OUT: a block takes `chunk` columns of a row, a warp a window of 128 of them (include/rht.cuh). Tiles of up to
+// rht: a block takes `chunk` columns of a row, a warp a window of 128 of them (include/rht.cuh). Tiles of up to
 //   128 columns end there, in registers. Longer ones, up to `chunk`, are joined in shared memory, one stage at a time.
 //   Tiles beyond LONG are left after the stages that fit, in f32, for rht_long.
 // Grid: (ceil(width / chunk), min(batch, 65535)); block: 32 to 1024 threads; dynamic shared memory: 4 * chunk bytes if
 //   some tile is longer than 128, else none.
-// rht_long_OUT: the stages of stride LONG and more, on f32 rows that rht_*_f32 left. A thread takes the up to four
-//   values that these stages mix. Grid: (ceil(width / 256), min(batch, 65535)); block: 256.
+// rht_long: the stages of stride LONG and more, on f32 rows that rht left. A thread takes the up to four values that these
+//   stages mix. Grid: (ceil(width / 256), min(batch, 65535)); block: 256.
 // Caller: gosset-cuda, launch/rht.rs.
 
 #include "params.cuh"
@@ -29,42 +29,66 @@ static_assert(LONG % WINDOW == 0);
 constexpr uint32_t INVERSE = 1;
 constexpr uint32_t VECTOR_X = 2;
 constexpr uint32_t VECTOR_Y = 4;
+constexpr uint32_t F16_X = 8;
+constexpr uint32_t BF16_X = 16;
+constexpr uint32_t F16_Y = 32;
 
-__device__ __forceinline__ float to_float(float x) { return x; }
-__device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
-__device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
-__device__ __forceinline__ void from_float(float x, float& y) { y = x; }
-__device__ __forceinline__ void from_float(float x, __half& y) { y = __float2half_rn(x); }
+// Types are flags at run time: one text of each kernel serves all of them, and the branches are the same for all lanes.
 
-// Four neighbours, moved as one where both sides allow it.
-template <typename T>
-struct alignas(4 * sizeof(T)) Four {
-    T v[4];
-};
+__device__ __forceinline__ float bf16_to_float(uint32_t bits) { return __uint_as_float(bits << 16); }
+__device__ __forceinline__ float f16_to_float(uint32_t bits) { return __half2float(__ushort_as_half(uint16_t(bits))); }
+__device__ __forceinline__ uint32_t float_to_f16(float x) { return __half_as_ushort(__float2half_rn(x)); }
 
-template <typename T>
-__device__ __forceinline__ void load4(const T* row, uint32_t col, uint32_t width, bool vector, float (&v)[4]) {
-    if (vector && col + 4 <= width) {
-        const Four<T> four = *reinterpret_cast<const Four<T>*>(row + col);
+// Values at .. at + 3 of x; those of column `width` on, `past` of them, are zero.
+__device__ __forceinline__ void load4(const RhtParams& p, size_t at, int past, float (&v)[4]) {
+    const bool vector = (p.flags & VECTOR_X) && past <= 0;
+    if (p.flags & (F16_X | BF16_X)) {
+        const uint16_t* x = static_cast<const uint16_t*>(p.x) + at;
+        uint32_t bits[4] = {0, 0, 0, 0};
+        if (vector) {
+            const uint2 four = *reinterpret_cast<const uint2*>(x);
+            bits[0] = four.x & 0xffff, bits[1] = four.x >> 16, bits[2] = four.y & 0xffff, bits[3] = four.y >> 16;
+        } else {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) v[i] = to_float(four.v[i]);
+            for (int i = 0; i < 4; ++i) {
+                if (i + past < 4) bits[i] = x[i];
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) v[i] = p.flags & BF16_X ? bf16_to_float(bits[i]) : f16_to_float(bits[i]);
     } else {
+        const float* x = static_cast<const float*>(p.x) + at;
+        if (vector) {
+            const float4 four = *reinterpret_cast<const float4*>(x);
+            v[0] = four.x, v[1] = four.y, v[2] = four.z, v[3] = four.w;
+        } else {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) v[i] = col + i < width ? to_float(row[col + i]) : 0.0f;
+            for (int i = 0; i < 4; ++i) v[i] = i + past < 4 ? x[i] : 0.0f;
+        }
     }
 }
 
-template <typename T>
-__device__ __forceinline__ void store4(T* row, uint32_t col, uint32_t width, bool vector, const float (&v)[4]) {
-    if (vector && col + 4 <= width) {
-        Four<T> four;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) from_float(v[i], four.v[i]);
-        *reinterpret_cast<Four<T>*>(row + col) = four;
+__device__ __forceinline__ void store1(const RhtParams& p, size_t at, float v) {
+    if (p.flags & F16_Y) {
+        static_cast<uint16_t*>(p.y)[at] = uint16_t(float_to_f16(v));
+    } else {
+        static_cast<float*>(p.y)[at] = v;
+    }
+}
+
+__device__ __forceinline__ void store4(const RhtParams& p, size_t at, int past, const float (&v)[4]) {
+    if ((p.flags & VECTOR_Y) && past <= 0) {
+        if (p.flags & F16_Y) {
+            const uint2 four = make_uint2(float_to_f16(v[0]) | float_to_f16(v[1]) << 16,
+                                          float_to_f16(v[2]) | float_to_f16(v[3]) << 16);
+            *reinterpret_cast<uint2*>(static_cast<uint16_t*>(p.y) + at) = four;
+        } else {
+            *reinterpret_cast<float4*>(static_cast<float*>(p.y) + at) = make_float4(v[0], v[1], v[2], v[3]);
+        }
     } else {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            if (col + i < width) from_float(v[i], row[col + i]);
+            if (i + past < 4) store1(p, at + i, v[i]);
         }
     }
 }
@@ -91,13 +115,12 @@ __device__ __forceinline__ float safe_scale(float bound, float most) {
 }
 
 // max |x| of a row, over all threads of the block.
-template <typename In>
-__device__ __forceinline__ float row_max(const RhtParams& p, const In* row) {
+__device__ __forceinline__ float row_max(const RhtParams& p, size_t row) {
     __shared__ float parts[32];
     float most = 0.0f;
     for (uint32_t col = 4 * threadIdx.x; col < p.width; col += 4 * blockDim.x) {
         float v[4];
-        load4(row, col, p.width, p.flags & VECTOR_X, v);
+        load4(p, row + col, int(col + 4) - int(p.width), v);
 #pragma unroll
         for (int i = 0; i < 4; ++i) most = fmaxf(most, fabsf(v[i]));
     }
@@ -113,23 +136,18 @@ __device__ __forceinline__ float row_max(const RhtParams& p, const In* row) {
 }
 
 // Signs, stages and scales of the tiles of up to 128 columns in a window, and the first seven stages of longer ones. The
-// lane holds columns col .. col + 3; `run` is that of the whole window, or n_runs where several meet.
+// lane holds columns col .. col + 3.
 __device__ __forceinline__ void any_window(
-    const RhtParams& p, uint32_t col, uint32_t run, uint32_t nibble, bool inverse, float (&v)[4]) {
+    const RhtParams& p, uint32_t col, uint32_t nibble, bool inverse, float (&v)[4]) {
     if (!inverse) gosset::flip_signs(v, nibble);
-    const bool uniform = run < p.n_runs;
     uint32_t log[4], runs[4], ends = 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        runs[i] = uniform ? run : run_of(p, col + i);
+        runs[i] = i > 0 && col + i < p.run_end[runs[0]] ? runs[0] : run_of(p, col + i);
         log[i] = p.run_log[runs[i]];
         ends |= uint32_t(log[i] <= 7) << i;
     }
-    if (uniform) {
-        gosset::fwht_window(v, log[0]);
-    } else {
-        gosset::fwht_window(v, log);
-    }
+    gosset::fwht_window(v, log);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         if (log[i] <= 7) v[i] *= p.run_scale[runs[i]];
@@ -138,57 +156,61 @@ __device__ __forceinline__ void any_window(
     if (inverse) gosset::flip_signs(v, nibble & ends);
 }
 
-template <typename In, typename Out>
-__device__ __forceinline__ void rht(const RhtParams& p) {
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(1024, 1) rht(const __grid_constant__ RhtParams p) {
     extern __shared__ float shared[];
     const bool inverse = p.flags & INVERSE;
+    const bool half = p.flags & F16_Y;
     const uint32_t begin = blockIdx.x * p.chunk, end = min(begin + p.chunk, p.width);
     const uint32_t lane = threadIdx.x % 32;
-    constexpr bool HALF = sizeof(Out) == 2;
 #if __CUDA_ARCH__ >= 900
     // Nothing is read or written before the kernels ahead in the stream have finished.
     asm volatile("griddepcontrol.wait;" ::: "memory");
     asm volatile("griddepcontrol.launch_dependents;");
 #endif
     // Tiles beyond a window are joined in shared memory if the first column of the chunk lies in one: longest first.
-    const bool joined = p.run_log[run_of(p, begin)] > 7;
+    const uint32_t longest = min(p.run_log[run_of(p, begin)], LONG_LOG);
+    const bool joined = longest > 7;
+#pragma unroll 1
     for (uint32_t row_idx = blockIdx.y; row_idx < p.batch; row_idx += gridDim.y) {
-        const In* x = static_cast<const In*>(p.x) + size_t(row_idx) * p.width;
-        Out* y = static_cast<Out*>(p.y) + size_t(row_idx) * p.width;
+        const size_t row = size_t(row_idx) * p.width;
         float factor = p.factor;
         if (p.row_scale != nullptr) {
-            factor = safe_scale(p.bound, row_max(p, x));
+            factor = safe_scale(p.bound, row_max(p, row));
             // Both are powers of two, so this is exact.
             if (begin == 0 && threadIdx.x == 0) p.row_scale[row_idx] = 1.0f / factor;
         }
+#pragma unroll 1
         for (uint32_t window = begin + threadIdx.x / 32 * WINDOW; window < end; window += blockDim.x / 32 * WINDOW) {
             const uint32_t col = window + 4 * lane;
+            const int past = int(col + 4) - int(p.width);
             const uint32_t run = run_of(p, window);
-            const bool uniform = window + WINDOW <= p.run_end[run];
             float v[4];
-            load4(x, col, p.width, p.flags & VECTOR_X, v);
-            const uint32_t nibble = col < p.width ? gosset::sign_nibble(p.words, col) : 0;
-            if (uniform && p.run_log[run] == 7 && !inverse) {
+            load4(p, row + col, past, v);
+            const uint32_t nibble = past < 4 ? gosset::sign_nibble(p.words, col) : 0;
+            if (window + WINDOW <= p.run_end[run] && p.run_log[run] == 7 && !inverse) {
                 gosset::rht128(v, nibble);
             } else {
-                any_window(p, col, uniform ? run : p.n_runs, nibble, inverse, v);
+                any_window(p, col, nibble, inverse, v);
             }
             if (joined) {
                 *reinterpret_cast<float4*>(shared + col - begin) = make_float4(v[0], v[1], v[2], v[3]);
             } else {
-                if (HALF) {
+                if (half) {
 #pragma unroll
                     for (int i = 0; i < 4; ++i) v[i] *= factor;
                 }
-                store4(y, col, p.width, p.flags & VECTOR_Y, v);
+                store4(p, row + col, past, v);
             }
         }
         if (!joined) continue;
 
-        const uint32_t longest = min(p.run_log[run_of(p, begin)], LONG_LOG);
+#pragma unroll 1
         for (uint32_t log = 7; log < longest; ++log) {
             __syncthreads();
             const uint32_t stride = 1u << log;
+#pragma unroll 1
             for (uint32_t pair = threadIdx.x; pair < p.chunk / 2; pair += blockDim.x) {
                 const uint32_t at = (pair >> log << (log + 1)) + (pair & (stride - 1));
                 if (begin + at < end && p.run_log[run_of(p, begin + at)] > log) {
@@ -199,6 +221,7 @@ __device__ __forceinline__ void rht(const RhtParams& p) {
             }
         }
         __syncthreads();
+#pragma unroll 1
         for (uint32_t col = begin + threadIdx.x; col < end; col += blockDim.x) {
             const uint32_t run = run_of(p, col);
             const uint32_t log = p.run_log[run];
@@ -207,15 +230,14 @@ __device__ __forceinline__ void rht(const RhtParams& p) {
                 v *= p.run_scale[run];
                 if (inverse) v = __uint_as_float(__float_as_uint(v) ^ sign_bit(p, col));
             }
-            if (HALF) v *= factor;
-            from_float(v, y[col]);
+            if (half) v *= factor;
+            store1(p, row + col, v);
         }
         __syncthreads();
     }
 }
 
-template <typename Out>
-__device__ __forceinline__ void rht_long(const RhtParams& p) {
+extern "C" __global__ void __launch_bounds__(256) rht_long(const __grid_constant__ RhtParams p) {
     const uint32_t col = blockIdx.x * blockDim.x + threadIdx.x;
     if (col >= p.width) return;
     const uint32_t run = run_of(p, col);
@@ -223,10 +245,10 @@ __device__ __forceinline__ void rht_long(const RhtParams& p) {
     const uint32_t ways = log > LONG_LOG ? 1u << (log - LONG_LOG) : 1;
     // The first of the columns that a thread mixes; the others' threads have nothing to do.
     if (log > LONG_LOG && (col & ((1u << log) - 1)) >= LONG) return;
-    constexpr bool HALF = sizeof(Out) == 2;
+#pragma unroll 1
     for (uint32_t row_idx = blockIdx.y; row_idx < p.batch; row_idx += gridDim.y) {
-        const float* x = static_cast<const float*>(p.x) + size_t(row_idx) * p.width;
-        Out* y = static_cast<Out*>(p.y) + size_t(row_idx) * p.width;
+        const size_t row = size_t(row_idx) * p.width;
+        const float* x = static_cast<const float*>(p.x) + row;
         const float factor = p.row_scale != nullptr ? 1.0f / p.row_scale[row_idx] : p.factor;
         float v[MAX_WAYS];
 #pragma unroll
@@ -253,20 +275,9 @@ __device__ __forceinline__ void rht_long(const RhtParams& p) {
                     u *= p.run_scale[run];
                     if (p.flags & INVERSE) u = __uint_as_float(__float_as_uint(u) ^ sign_bit(p, at));
                 }
-                if (HALF) u *= factor;
-                from_float(u, y[at]);
+                if (p.flags & F16_Y) u *= factor;
+                store1(p, row + at, u);
             }
         }
     }
 }
-
-}  // namespace
-
-extern "C" __global__ void __launch_bounds__(1024, 1) rht_f32_f32(const __grid_constant__ RhtParams p) { rht<float, float>(p); }
-extern "C" __global__ void __launch_bounds__(1024, 1) rht_f16_f32(const __grid_constant__ RhtParams p) { rht<__half, float>(p); }
-extern "C" __global__ void __launch_bounds__(1024, 1) rht_bf16_f32(const __grid_constant__ RhtParams p) { rht<__nv_bfloat16, float>(p); }
-extern "C" __global__ void __launch_bounds__(1024, 1) rht_f32_f16(const __grid_constant__ RhtParams p) { rht<float, __half>(p); }
-extern "C" __global__ void __launch_bounds__(1024, 1) rht_f16_f16(const __grid_constant__ RhtParams p) { rht<__half, __half>(p); }
-extern "C" __global__ void __launch_bounds__(1024, 1) rht_bf16_f16(const __grid_constant__ RhtParams p) { rht<__nv_bfloat16, __half>(p); }
-extern "C" __global__ void __launch_bounds__(256) rht_long_f32(const __grid_constant__ RhtParams p) { rht_long<float>(p); }
-extern "C" __global__ void __launch_bounds__(256) rht_long_f16(const __grid_constant__ RhtParams p) { rht_long<__half>(p); }

@@ -91,6 +91,7 @@ struct ModelRopeParams {
     uint32_t head_stride;
     uint32_t capacity;
     uint32_t interleaved;  // pairs are neighbours, else half a head apart
+    uint32_t cache_f32;  // the cache is f32, else f16
     float scale;  // of queries
     float eps;  // of the norms
 };
@@ -115,8 +116,9 @@ static_assert(offsetof(ModelRopeParams, head_dim) == 108);
 static_assert(offsetof(ModelRopeParams, head_stride) == 112);
 static_assert(offsetof(ModelRopeParams, capacity) == 116);
 static_assert(offsetof(ModelRopeParams, interleaved) == 120);
-static_assert(offsetof(ModelRopeParams, scale) == 124);
-static_assert(offsetof(ModelRopeParams, eps) == 128);
+static_assert(offsetof(ModelRopeParams, cache_f32) == 124);
+static_assert(offsetof(ModelRopeParams, scale) == 128);
+static_assert(offsetof(ModelRopeParams, eps) == 132);
 
 // `out = silu(gate + bias) * (up + bias)`.
 struct ModelSiluParams {
@@ -186,8 +188,9 @@ struct ModelAttendParams {
     uint32_t capacity;
     uint32_t min_span;  // split: least positions of a block, a multiple of 128
     uint32_t part_len;  // split: at least head_dim + 2
+    uint32_t cache_f32;  // tile: the cache is f32, else f16
 };
-static_assert(sizeof(ModelAttendParams) == 88);
+static_assert(sizeof(ModelAttendParams) == 96);
 static_assert(offsetof(ModelAttendParams, q) == 0);
 static_assert(offsetof(ModelAttendParams, keys) == 8);
 static_assert(offsetof(ModelAttendParams, values) == 16);
@@ -203,6 +206,7 @@ static_assert(offsetof(ModelAttendParams, head_stride) == 72);
 static_assert(offsetof(ModelAttendParams, capacity) == 76);
 static_assert(offsetof(ModelAttendParams, min_span) == 80);
 static_assert(offsetof(ModelAttendParams, part_len) == 84);
+static_assert(offsetof(ModelAttendParams, cache_f32) == 88);
 
 // `y = x W^T` for a dense matrix.
 struct ModelDenseParams {
@@ -213,6 +217,7 @@ struct ModelDenseParams {
     uint32_t rows;
     uint32_t cols;
     uint32_t batch;
+    uint32_t weight_type;  // gemm: 0 f32, 1 f16, 2 bf16
 };
 static_assert(sizeof(ModelDenseParams) == 48);
 static_assert(offsetof(ModelDenseParams, w) == 0);
@@ -222,6 +227,7 @@ static_assert(offsetof(ModelDenseParams, y_stride) == 24);
 static_assert(offsetof(ModelDenseParams, rows) == 32);
 static_assert(offsetof(ModelDenseParams, cols) == 36);
 static_assert(offsetof(ModelDenseParams, batch) == 40);
+static_assert(offsetof(ModelDenseParams, weight_type) == 44);
 
 // Fills with seeded numbers, about normal.
 struct ModelNormalParams {
@@ -245,7 +251,7 @@ struct RhtParams {
     uint32_t width;
     uint32_t batch;
     uint32_t chunk;  // columns of a block, a multiple of 128
-    uint32_t flags;  // bit 0: inverse; bit 1: x allows loads of 4 values; bit 2: y allows stores of 4 values
+    uint32_t flags;  // 1: inverse; 2: x allows loads of 4 values; 4: y allows stores of 4 values; 8: x is f16; 16: x is bf16; 32: y is f16
     float factor;  // what u is multiplied with before it is rounded to f16
     float bound;  // square root of the longest tile: |u| <= bound * max |x|
     uint32_t n_runs;
@@ -282,10 +288,12 @@ struct RiceDecodeParams {
     uint32_t n_streams;
     uint32_t rows;
     uint32_t cols;
+    uint32_t kind;  // element type: 0 i32, 1 i16, 2 i8, 3 f32, 4 f16, 5 bf16
+    uint32_t dim;  // dimension of the lattice
     float step;
     uint32_t ks[2];  // parameter of each class of symbols
 };
-static_assert(sizeof(RiceDecodeParams) == 88);
+static_assert(sizeof(RiceDecodeParams) == 96);
 static_assert(offsetof(RiceDecodeParams, words) == 0);
 static_assert(offsetof(RiceDecodeParams, bases) == 8);
 static_assert(offsetof(RiceDecodeParams, offsets) == 16);
@@ -297,8 +305,10 @@ static_assert(offsetof(RiceDecodeParams, n_words) == 56);
 static_assert(offsetof(RiceDecodeParams, n_streams) == 64);
 static_assert(offsetof(RiceDecodeParams, rows) == 68);
 static_assert(offsetof(RiceDecodeParams, cols) == 72);
-static_assert(offsetof(RiceDecodeParams, step) == 76);
-static_assert(offsetof(RiceDecodeParams, ks) == 80);
+static_assert(offsetof(RiceDecodeParams, kind) == 76);
+static_assert(offsetof(RiceDecodeParams, dim) == 80);
+static_assert(offsetof(RiceDecodeParams, step) == 84);
+static_assert(offsetof(RiceDecodeParams, ks) == 88);
 
 // Products straight from the streams of Rice codes.
 struct RiceRowsParams {
@@ -311,8 +321,8 @@ struct RiceRowsParams {
     uint64_t n_words;
     uint32_t rows;
     uint32_t cols;
+    uint32_t dim;  // dimension of the lattice
     uint32_t group;  // lanes per row, a power of two up to 32
-    uint32_t n_batch;
     float step;
     uint32_t ks[2];  // parameter of each class of symbols
 };
@@ -326,8 +336,8 @@ static_assert(offsetof(RiceRowsParams, y) == 40);
 static_assert(offsetof(RiceRowsParams, n_words) == 48);
 static_assert(offsetof(RiceRowsParams, rows) == 56);
 static_assert(offsetof(RiceRowsParams, cols) == 60);
-static_assert(offsetof(RiceRowsParams, group) == 64);
-static_assert(offsetof(RiceRowsParams, n_batch) == 68);
+static_assert(offsetof(RiceRowsParams, dim) == 64);
+static_assert(offsetof(RiceRowsParams, group) == 68);
 static_assert(offsetof(RiceRowsParams, step) == 72);
 static_assert(offsetof(RiceRowsParams, ks) == 76);
 
@@ -354,12 +364,14 @@ struct ExactCopyParams {
     const uint32_t* index;  // `[n]`, rows of the matrix
     void* out;  // `[rows, cols]`
     uint32_t cols;
+    uint32_t kind;  // element type: 0 i32, 1 i16, 2 i8, 3 f32, 4 f16, 5 bf16
 };
 static_assert(sizeof(ExactCopyParams) == 32);
 static_assert(offsetof(ExactCopyParams, values) == 0);
 static_assert(offsetof(ExactCopyParams, index) == 8);
 static_assert(offsetof(ExactCopyParams, out) == 16);
 static_assert(offsetof(ExactCopyParams, cols) == 24);
+static_assert(offsetof(ExactCopyParams, kind) == 28);
 
 // ANS streams of lattice points to points or values.
 struct AnsLatticeParams {
@@ -374,10 +386,12 @@ struct AnsLatticeParams {
     uint32_t n_contexts;
     uint32_t rows;
     uint32_t cols;
+    uint32_t kind;  // element type: 0 i32, 1 i16, 2 i8, 3 f32, 4 f16, 5 bf16
+    uint32_t dim;  // dimension of the lattice
     uint32_t raw_bits;
     float step;
 };
-static_assert(sizeof(AnsLatticeParams) == 80);
+static_assert(sizeof(AnsLatticeParams) == 88);
 static_assert(offsetof(AnsLatticeParams, words) == 0);
 static_assert(offsetof(AnsLatticeParams, starts) == 8);
 static_assert(offsetof(AnsLatticeParams, tables) == 16);
@@ -389,8 +403,10 @@ static_assert(offsetof(AnsLatticeParams, n_streams) == 56);
 static_assert(offsetof(AnsLatticeParams, n_contexts) == 60);
 static_assert(offsetof(AnsLatticeParams, rows) == 64);
 static_assert(offsetof(AnsLatticeParams, cols) == 68);
-static_assert(offsetof(AnsLatticeParams, raw_bits) == 72);
-static_assert(offsetof(AnsLatticeParams, step) == 76);
+static_assert(offsetof(AnsLatticeParams, kind) == 72);
+static_assert(offsetof(AnsLatticeParams, dim) == 76);
+static_assert(offsetof(AnsLatticeParams, raw_bits) == 80);
+static_assert(offsetof(AnsLatticeParams, step) == 84);
 
 // Streams of the entropy-coded trellis to points or values.
 struct AnsTrellisParams {
@@ -406,11 +422,12 @@ struct AnsTrellisParams {
     uint32_t reach;
     uint32_t rows;
     uint32_t cols;
+    uint32_t kind;  // element type: 0 i32, 1 i16, 2 i8, 3 f32, 4 f16, 5 bf16
     uint32_t raw_bits;
     float step;
     uint32_t taps[2];  // what the parities of a point and of its half add to the next state
 };
-static_assert(sizeof(AnsTrellisParams) == 96);
+static_assert(sizeof(AnsTrellisParams) == 104);
 static_assert(offsetof(AnsTrellisParams, words) == 0);
 static_assert(offsetof(AnsTrellisParams, starts) == 8);
 static_assert(offsetof(AnsTrellisParams, tables) == 16);
@@ -423,9 +440,10 @@ static_assert(offsetof(AnsTrellisParams, n_streams) == 64);
 static_assert(offsetof(AnsTrellisParams, reach) == 68);
 static_assert(offsetof(AnsTrellisParams, rows) == 72);
 static_assert(offsetof(AnsTrellisParams, cols) == 76);
-static_assert(offsetof(AnsTrellisParams, raw_bits) == 80);
-static_assert(offsetof(AnsTrellisParams, step) == 84);
-static_assert(offsetof(AnsTrellisParams, taps) == 88);
+static_assert(offsetof(AnsTrellisParams, kind) == 80);
+static_assert(offsetof(AnsTrellisParams, raw_bits) == 84);
+static_assert(offsetof(AnsTrellisParams, step) == 88);
+static_assert(offsetof(AnsTrellisParams, taps) == 92);
 
 // `units = RHT(x) / scale` per row, and the scales.
 struct QuantizeRowsParams {
@@ -468,6 +486,7 @@ struct QuantizeStreamParams {
     uint64_t n_streams;
     float alpha;
     uint32_t k[2];  // parameter of each class
+    uint32_t mode;  // 0 counts, 1 lengths, 2 writes
 };
 static_assert(sizeof(QuantizeStreamParams) == 80);
 static_assert(offsetof(QuantizeStreamParams, units) == 0);
@@ -480,6 +499,7 @@ static_assert(offsetof(QuantizeStreamParams, n_values) == 48);
 static_assert(offsetof(QuantizeStreamParams, n_streams) == 56);
 static_assert(offsetof(QuantizeStreamParams, alpha) == 64);
 static_assert(offsetof(QuantizeStreamParams, k) == 68);
+static_assert(offsetof(QuantizeStreamParams, mode) == 76);
 
 // Strings of one shape of region: all rows, or all tiles that are cut alike by the edges of the matrix.
 struct ViterbiParams {
@@ -563,7 +583,7 @@ static_assert(offsetof(ViterbiGainsParams, step) == 76);
 
 // Products with E8 points in the plane layout of Rice codes.
 struct RiceGemvParams {
-    const uint32_t* planes;  // `[n_groups * n_segments, n_chunks, 32, 2 K]`, signs and low bits
+    const uint32_t* planes;  // `[n_groups * n_segments, n_halves, 32, K]`, signs and low bits
     const uint32_t* unary;  // `[row0[tasks], 32]`, unary parts
     const uint32_t* row0;  // first row of `unary` of each task, and the end
     const uint32_t* patches;  // corrections of single points
@@ -572,15 +592,15 @@ struct RiceGemvParams {
     const float* x;  // `[n_batch, cols]`
     const uint16_t* scales;  // `[rows]`, bf16
     float* y;  // `[n_batch, rows]`
-    float* partial;  // `[n_batch, n_segments, 32 n_groups]`, scratch
+    float* partial;  // `[n_batch, n_segments, 16 n_groups]`, scratch
     uint32_t* counters;  // `[n_groups]`, zero between launches
     uint32_t rows;
     uint32_t cols;
-    uint32_t n_groups;  // of 32 rows
-    uint32_t n_segments;  // of at most 512 columns
-    uint32_t n_chunks;  // chunks of 64 columns of the widest segment
+    uint32_t n_groups;  // of 16 rows
+    uint32_t n_segments;  // of at most 1024 columns
+    uint32_t n_halves;  // of 64 columns in the widest segment
     uint32_t stage_rows;  // unary rows of the longest task, and one more
-    uint32_t n_batch;  // up to BATCH
+    uint32_t n_batch;  // up to 8
     float step;
 };
 static_assert(sizeof(RiceGemvParams) == 120);
@@ -599,7 +619,7 @@ static_assert(offsetof(RiceGemvParams, rows) == 88);
 static_assert(offsetof(RiceGemvParams, cols) == 92);
 static_assert(offsetof(RiceGemvParams, n_groups) == 96);
 static_assert(offsetof(RiceGemvParams, n_segments) == 100);
-static_assert(offsetof(RiceGemvParams, n_chunks) == 104);
+static_assert(offsetof(RiceGemvParams, n_halves) == 104);
 static_assert(offsetof(RiceGemvParams, stage_rows) == 108);
 static_assert(offsetof(RiceGemvParams, n_batch) == 112);
 static_assert(offsetof(RiceGemvParams, step) == 116);

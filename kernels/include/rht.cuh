@@ -54,21 +54,7 @@ __device__ __forceinline__ void fwht_window(float (&v)[4]) {
     for (int log = 2; log < LOG; ++log) lane_stage(v, 1 << (log - 2));
 }
 
-// The same where the tile is known at run time only, and is the same for all lanes.
-__device__ __forceinline__ void fwht_window(float (&v)[4], uint32_t log) {
-    switch (log) {
-        case 0: break;
-        case 1: fwht_window<1>(v); break;
-        case 2: fwht_window<2>(v); break;
-        case 3: fwht_window<3>(v); break;
-        case 4: fwht_window<4>(v); break;
-        case 5: fwht_window<5>(v); break;
-        case 6: fwht_window<6>(v); break;
-        default: fwht_window<7>(v); break;
-    }
-}
-
-// The same where tiles of several lengths meet in the window: log[i] is that of column 4 * lane + i, and more than 7
+// The same where the tiles are known at run time only, and several lengths may meet in the window: log[i] is that of column 4 * lane + i, and more than 7
 // counts as 7. All columns of one tile have one log, so both of a pair take part in a stage or neither does.
 __device__ __forceinline__ void fwht_window(float (&v)[4], const uint32_t (&log)[4]) {
     const float w[4] = {v[0], v[1], v[2], v[3]};

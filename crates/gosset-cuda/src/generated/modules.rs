@@ -36,40 +36,32 @@ pub(crate) enum Module {
     ModelAttendF16,
     /// `model_attend.cu -DCACHE_F32`
     ModelAttendF32,
+    /// `model_tile.cu`
+    ModelTile,
+    /// `model_gemm.cu`
+    ModelGemm,
     /// `model_dense.cu -DWEIGHT=0`
     ModelDenseF32,
     /// `model_dense.cu -DWEIGHT=1`
     ModelDenseF16,
     /// `model_dense.cu -DWEIGHT=2`
     ModelDenseBf16,
+    /// `model_dense.cu -DWEIGHT=0 -DBATCH`
+    ModelBatchF32,
+    /// `model_dense.cu -DWEIGHT=1 -DBATCH`
+    ModelBatchF16,
+    /// `model_dense.cu -DWEIGHT=2 -DBATCH`
+    ModelBatchBf16,
     /// `rht.cu`
     Rht,
-    /// `rice_decode.cu -DDIM=1`
-    RiceDecodeZ,
-    /// `rice_decode.cu -DDIM=2`
-    RiceDecodeA2,
-    /// `rice_decode.cu -DDIM=4`
-    RiceDecodeD4,
-    /// `rice_decode.cu -DDIM=8`
-    RiceDecodeE8,
-    /// `rice_rows.cu -DDIM=1`
-    RiceRowsZ,
-    /// `rice_rows.cu -DDIM=2`
-    RiceRowsA2,
-    /// `rice_rows.cu -DDIM=4`
-    RiceRowsD4,
-    /// `rice_rows.cu -DDIM=8`
-    RiceRowsE8,
+    /// `rice_decode.cu`
+    RiceDecode,
+    /// `rice_rows.cu`
+    RiceRows,
     /// `rice_exact.cu`
     RiceExact,
-    /// `ans_lattice.cu -DDIM=1`
-    AnsLatticeZ,
-    /// `ans_lattice.cu -DDIM=2`
-    AnsLatticeA2,
-    /// `ans_lattice.cu -DDIM=4`
-    AnsLatticeD4,
-    /// `ans_lattice.cu -DDIM=8`
-    AnsLatticeE8,
+    /// `ans_lattice.cu`
+    AnsLattice,
     /// `ans_trellis.cu`
     AnsTrellis,
     /// `quantize.cu`
@@ -84,38 +76,14 @@ pub(crate) enum Module {
     ViterbiS8,
     /// `viterbi_gains.cu`
     ViterbiGains,
-    /// `rice_gemv.cu -DK=1 -DBATCH=1 -DTHREADS=896`
-    RiceGemvK1B1,
-    /// `rice_gemv.cu -DK=1 -DBATCH=2 -DTHREADS=896`
-    RiceGemvK1B2,
-    /// `rice_gemv.cu -DK=1 -DBATCH=4 -DTHREADS=640`
-    RiceGemvK1B4,
-    /// `rice_gemv.cu -DK=1 -DBATCH=8 -DTHREADS=416`
-    RiceGemvK1B8,
-    /// `rice_gemv.cu -DK=2 -DBATCH=1 -DTHREADS=896`
-    RiceGemvK2B1,
-    /// `rice_gemv.cu -DK=2 -DBATCH=2 -DTHREADS=896`
-    RiceGemvK2B2,
-    /// `rice_gemv.cu -DK=2 -DBATCH=4 -DTHREADS=640`
-    RiceGemvK2B4,
-    /// `rice_gemv.cu -DK=2 -DBATCH=8 -DTHREADS=416`
-    RiceGemvK2B8,
-    /// `rice_gemv.cu -DK=3 -DBATCH=1 -DTHREADS=896`
-    RiceGemvK3B1,
-    /// `rice_gemv.cu -DK=3 -DBATCH=2 -DTHREADS=896`
-    RiceGemvK3B2,
-    /// `rice_gemv.cu -DK=3 -DBATCH=4 -DTHREADS=640`
-    RiceGemvK3B4,
-    /// `rice_gemv.cu -DK=3 -DBATCH=8 -DTHREADS=416`
-    RiceGemvK3B8,
-    /// `rice_gemv.cu -DK=4 -DBATCH=1 -DTHREADS=896`
-    RiceGemvK4B1,
-    /// `rice_gemv.cu -DK=4 -DBATCH=2 -DTHREADS=896`
-    RiceGemvK4B2,
-    /// `rice_gemv.cu -DK=4 -DBATCH=4 -DTHREADS=640`
-    RiceGemvK4B4,
-    /// `rice_gemv.cu -DK=4 -DBATCH=8 -DTHREADS=416`
-    RiceGemvK4B8,
+    /// `rice_gemv.cu -DK=1`
+    RiceGemvK1,
+    /// `rice_gemv.cu -DK=2`
+    RiceGemvK2,
+    /// `rice_gemv.cu -DK=3`
+    RiceGemvK3,
+    /// `rice_gemv.cu -DK=4`
+    RiceGemvK4,
     /// `shift_pack.cu`
     ShiftPack,
     /// `shift_gemv.cu -DBITS=2 -DWIDE=0`
@@ -171,23 +139,19 @@ impl Module {
         Module::ModelOps,
         Module::ModelAttendF16,
         Module::ModelAttendF32,
+        Module::ModelTile,
+        Module::ModelGemm,
         Module::ModelDenseF32,
         Module::ModelDenseF16,
         Module::ModelDenseBf16,
+        Module::ModelBatchF32,
+        Module::ModelBatchF16,
+        Module::ModelBatchBf16,
         Module::Rht,
-        Module::RiceDecodeZ,
-        Module::RiceDecodeA2,
-        Module::RiceDecodeD4,
-        Module::RiceDecodeE8,
-        Module::RiceRowsZ,
-        Module::RiceRowsA2,
-        Module::RiceRowsD4,
-        Module::RiceRowsE8,
+        Module::RiceDecode,
+        Module::RiceRows,
         Module::RiceExact,
-        Module::AnsLatticeZ,
-        Module::AnsLatticeA2,
-        Module::AnsLatticeD4,
-        Module::AnsLatticeE8,
+        Module::AnsLattice,
         Module::AnsTrellis,
         Module::Quantize,
         Module::ViterbiS4,
@@ -195,22 +159,10 @@ impl Module {
         Module::ViterbiS6,
         Module::ViterbiS8,
         Module::ViterbiGains,
-        Module::RiceGemvK1B1,
-        Module::RiceGemvK1B2,
-        Module::RiceGemvK1B4,
-        Module::RiceGemvK1B8,
-        Module::RiceGemvK2B1,
-        Module::RiceGemvK2B2,
-        Module::RiceGemvK2B4,
-        Module::RiceGemvK2B8,
-        Module::RiceGemvK3B1,
-        Module::RiceGemvK3B2,
-        Module::RiceGemvK3B4,
-        Module::RiceGemvK3B8,
-        Module::RiceGemvK4B1,
-        Module::RiceGemvK4B2,
-        Module::RiceGemvK4B4,
-        Module::RiceGemvK4B8,
+        Module::RiceGemvK1,
+        Module::RiceGemvK2,
+        Module::RiceGemvK3,
+        Module::RiceGemvK4,
         Module::ShiftPack,
         Module::ShiftGemvK2,
         Module::ShiftDecodeK2,
@@ -243,23 +195,19 @@ impl Module {
             Module::ModelOps => "model_ops",
             Module::ModelAttendF16 => "model_attend_f16",
             Module::ModelAttendF32 => "model_attend_f32",
+            Module::ModelTile => "model_tile",
+            Module::ModelGemm => "model_gemm",
             Module::ModelDenseF32 => "model_dense_f32",
             Module::ModelDenseF16 => "model_dense_f16",
             Module::ModelDenseBf16 => "model_dense_bf16",
+            Module::ModelBatchF32 => "model_batch_f32",
+            Module::ModelBatchF16 => "model_batch_f16",
+            Module::ModelBatchBf16 => "model_batch_bf16",
             Module::Rht => "rht",
-            Module::RiceDecodeZ => "rice_decode_z",
-            Module::RiceDecodeA2 => "rice_decode_a2",
-            Module::RiceDecodeD4 => "rice_decode_d4",
-            Module::RiceDecodeE8 => "rice_decode_e8",
-            Module::RiceRowsZ => "rice_rows_z",
-            Module::RiceRowsA2 => "rice_rows_a2",
-            Module::RiceRowsD4 => "rice_rows_d4",
-            Module::RiceRowsE8 => "rice_rows_e8",
+            Module::RiceDecode => "rice_decode",
+            Module::RiceRows => "rice_rows",
             Module::RiceExact => "rice_exact",
-            Module::AnsLatticeZ => "ans_lattice_z",
-            Module::AnsLatticeA2 => "ans_lattice_a2",
-            Module::AnsLatticeD4 => "ans_lattice_d4",
-            Module::AnsLatticeE8 => "ans_lattice_e8",
+            Module::AnsLattice => "ans_lattice",
             Module::AnsTrellis => "ans_trellis",
             Module::Quantize => "quantize",
             Module::ViterbiS4 => "viterbi_s4",
@@ -267,22 +215,10 @@ impl Module {
             Module::ViterbiS6 => "viterbi_s6",
             Module::ViterbiS8 => "viterbi_s8",
             Module::ViterbiGains => "viterbi_gains",
-            Module::RiceGemvK1B1 => "rice_gemv_k1_b1",
-            Module::RiceGemvK1B2 => "rice_gemv_k1_b2",
-            Module::RiceGemvK1B4 => "rice_gemv_k1_b4",
-            Module::RiceGemvK1B8 => "rice_gemv_k1_b8",
-            Module::RiceGemvK2B1 => "rice_gemv_k2_b1",
-            Module::RiceGemvK2B2 => "rice_gemv_k2_b2",
-            Module::RiceGemvK2B4 => "rice_gemv_k2_b4",
-            Module::RiceGemvK2B8 => "rice_gemv_k2_b8",
-            Module::RiceGemvK3B1 => "rice_gemv_k3_b1",
-            Module::RiceGemvK3B2 => "rice_gemv_k3_b2",
-            Module::RiceGemvK3B4 => "rice_gemv_k3_b4",
-            Module::RiceGemvK3B8 => "rice_gemv_k3_b8",
-            Module::RiceGemvK4B1 => "rice_gemv_k4_b1",
-            Module::RiceGemvK4B2 => "rice_gemv_k4_b2",
-            Module::RiceGemvK4B4 => "rice_gemv_k4_b4",
-            Module::RiceGemvK4B8 => "rice_gemv_k4_b8",
+            Module::RiceGemvK1 => "rice_gemv_k1",
+            Module::RiceGemvK2 => "rice_gemv_k2",
+            Module::RiceGemvK3 => "rice_gemv_k3",
+            Module::RiceGemvK4 => "rice_gemv_k4",
             Module::ShiftPack => "shift_pack",
             Module::ShiftGemvK2 => "shift_gemv_k2",
             Module::ShiftDecodeK2 => "shift_decode_k2",
@@ -321,172 +257,78 @@ impl Module {
                 Entry { name: "model_embed_f16", param_bytes: 32 },
                 Entry { name: "model_embed_bf16", param_bytes: 32 },
                 Entry { name: "model_rmsnorm", param_bytes: 48 },
-                Entry { name: "model_rope_f16", param_bytes: 136 },
-                Entry { name: "model_rope_f32", param_bytes: 136 },
+                Entry { name: "model_rope", param_bytes: 136 },
                 Entry { name: "model_silu_mul", param_bytes: 48 },
                 Entry { name: "model_argmax", param_bytes: 48 },
                 Entry { name: "model_cache_copy", param_bytes: 40 },
                 Entry { name: "model_normal", param_bytes: 24 },
             ],
             Module::ModelAttendF16 => &[
-                Entry { name: "model_split_64", param_bytes: 88 },
-                Entry { name: "model_split_128", param_bytes: 88 },
-                Entry { name: "model_split_256", param_bytes: 88 },
-                Entry { name: "model_tile_64", param_bytes: 88 },
-                Entry { name: "model_tile_128", param_bytes: 88 },
-                Entry { name: "model_tile_256", param_bytes: 88 },
+                Entry { name: "model_split_128", param_bytes: 96 },
+                Entry { name: "model_split_256", param_bytes: 96 },
             ],
             Module::ModelAttendF32 => &[
-                Entry { name: "model_split_64", param_bytes: 88 },
-                Entry { name: "model_split_128", param_bytes: 88 },
-                Entry { name: "model_split_256", param_bytes: 88 },
-                Entry { name: "model_tile_64", param_bytes: 88 },
-                Entry { name: "model_tile_128", param_bytes: 88 },
-                Entry { name: "model_tile_256", param_bytes: 88 },
+                Entry { name: "model_split_256", param_bytes: 96 },
+            ],
+            Module::ModelTile => &[
+                Entry { name: "model_tile_64", param_bytes: 96 },
+                Entry { name: "model_tile_128", param_bytes: 96 },
+                Entry { name: "model_tile_256", param_bytes: 96 },
+            ],
+            Module::ModelGemm => &[
+                Entry { name: "model_gemm", param_bytes: 48 },
             ],
             Module::ModelDenseF32 => &[
                 Entry { name: "model_gemv_tall", param_bytes: 48 },
                 Entry { name: "model_gemv_low", param_bytes: 48 },
-                Entry { name: "model_gemv_2", param_bytes: 48 },
-                Entry { name: "model_gemv_4", param_bytes: 48 },
-                Entry { name: "model_gemv_8", param_bytes: 48 },
-                Entry { name: "model_gemm", param_bytes: 48 },
             ],
             Module::ModelDenseF16 => &[
                 Entry { name: "model_gemv_tall", param_bytes: 48 },
                 Entry { name: "model_gemv_low", param_bytes: 48 },
-                Entry { name: "model_gemv_2", param_bytes: 48 },
-                Entry { name: "model_gemv_4", param_bytes: 48 },
-                Entry { name: "model_gemv_8", param_bytes: 48 },
-                Entry { name: "model_gemm", param_bytes: 48 },
             ],
             Module::ModelDenseBf16 => &[
                 Entry { name: "model_gemv_tall", param_bytes: 48 },
                 Entry { name: "model_gemv_low", param_bytes: 48 },
-                Entry { name: "model_gemv_2", param_bytes: 48 },
+            ],
+            Module::ModelBatchF32 => &[
                 Entry { name: "model_gemv_4", param_bytes: 48 },
                 Entry { name: "model_gemv_8", param_bytes: 48 },
-                Entry { name: "model_gemm", param_bytes: 48 },
+            ],
+            Module::ModelBatchF16 => &[
+                Entry { name: "model_gemv_4", param_bytes: 48 },
+                Entry { name: "model_gemv_8", param_bytes: 48 },
+            ],
+            Module::ModelBatchBf16 => &[
+                Entry { name: "model_gemv_4", param_bytes: 48 },
+                Entry { name: "model_gemv_8", param_bytes: 48 },
             ],
             Module::Rht => &[
-                Entry { name: "rht_f32_f32", param_bytes: 264 },
-                Entry { name: "rht_f16_f32", param_bytes: 264 },
-                Entry { name: "rht_bf16_f32", param_bytes: 264 },
-                Entry { name: "rht_f32_f16", param_bytes: 264 },
-                Entry { name: "rht_f16_f16", param_bytes: 264 },
-                Entry { name: "rht_bf16_f16", param_bytes: 264 },
-                Entry { name: "rht_long_f32", param_bytes: 264 },
-                Entry { name: "rht_long_f16", param_bytes: 264 },
+                Entry { name: "rht", param_bytes: 264 },
+                Entry { name: "rht_long", param_bytes: 264 },
             ],
-            Module::RiceDecodeZ => &[
-                Entry { name: "rice_points_i32", param_bytes: 88 },
-                Entry { name: "rice_points_i16", param_bytes: 88 },
-                Entry { name: "rice_points_i8", param_bytes: 88 },
-                Entry { name: "rice_values_f32", param_bytes: 88 },
-                Entry { name: "rice_values_f16", param_bytes: 88 },
-                Entry { name: "rice_values_bf16", param_bytes: 88 },
+            Module::RiceDecode => &[
+                Entry { name: "rice_decode", param_bytes: 96 },
             ],
-            Module::RiceDecodeA2 => &[
-                Entry { name: "rice_points_i32", param_bytes: 88 },
-                Entry { name: "rice_points_i16", param_bytes: 88 },
-                Entry { name: "rice_points_i8", param_bytes: 88 },
-                Entry { name: "rice_values_f32", param_bytes: 88 },
-                Entry { name: "rice_values_f16", param_bytes: 88 },
-                Entry { name: "rice_values_bf16", param_bytes: 88 },
-            ],
-            Module::RiceDecodeD4 => &[
-                Entry { name: "rice_points_i32", param_bytes: 88 },
-                Entry { name: "rice_points_i16", param_bytes: 88 },
-                Entry { name: "rice_points_i8", param_bytes: 88 },
-                Entry { name: "rice_values_f32", param_bytes: 88 },
-                Entry { name: "rice_values_f16", param_bytes: 88 },
-                Entry { name: "rice_values_bf16", param_bytes: 88 },
-            ],
-            Module::RiceDecodeE8 => &[
-                Entry { name: "rice_points_i32", param_bytes: 88 },
-                Entry { name: "rice_points_i16", param_bytes: 88 },
-                Entry { name: "rice_points_i8", param_bytes: 88 },
-                Entry { name: "rice_values_f32", param_bytes: 88 },
-                Entry { name: "rice_values_f16", param_bytes: 88 },
-                Entry { name: "rice_values_bf16", param_bytes: 88 },
-            ],
-            Module::RiceRowsZ => &[
-                Entry { name: "rice_rows_1", param_bytes: 88 },
-                Entry { name: "rice_rows_8", param_bytes: 88 },
-            ],
-            Module::RiceRowsA2 => &[
-                Entry { name: "rice_rows_1", param_bytes: 88 },
-                Entry { name: "rice_rows_8", param_bytes: 88 },
-            ],
-            Module::RiceRowsD4 => &[
-                Entry { name: "rice_rows_1", param_bytes: 88 },
-                Entry { name: "rice_rows_8", param_bytes: 88 },
-            ],
-            Module::RiceRowsE8 => &[
-                Entry { name: "rice_rows_1", param_bytes: 88 },
-                Entry { name: "rice_rows_8", param_bytes: 88 },
+            Module::RiceRows => &[
+                Entry { name: "rice_rows", param_bytes: 88 },
             ],
             Module::RiceExact => &[
                 Entry { name: "exact_dot", param_bytes: 40 },
-                Entry { name: "exact_copy_f32", param_bytes: 32 },
-                Entry { name: "exact_copy_f16", param_bytes: 32 },
-                Entry { name: "exact_copy_bf16", param_bytes: 32 },
+                Entry { name: "exact_copy", param_bytes: 32 },
             ],
-            Module::AnsLatticeZ => &[
-                Entry { name: "ans_points_i32", param_bytes: 80 },
-                Entry { name: "ans_points_i16", param_bytes: 80 },
-                Entry { name: "ans_points_i8", param_bytes: 80 },
-                Entry { name: "ans_values_f32", param_bytes: 80 },
-                Entry { name: "ans_values_f16", param_bytes: 80 },
-                Entry { name: "ans_values_bf16", param_bytes: 80 },
-            ],
-            Module::AnsLatticeA2 => &[
-                Entry { name: "ans_points_i32", param_bytes: 80 },
-                Entry { name: "ans_points_i16", param_bytes: 80 },
-                Entry { name: "ans_points_i8", param_bytes: 80 },
-                Entry { name: "ans_values_f32", param_bytes: 80 },
-                Entry { name: "ans_values_f16", param_bytes: 80 },
-                Entry { name: "ans_values_bf16", param_bytes: 80 },
-            ],
-            Module::AnsLatticeD4 => &[
-                Entry { name: "ans_points_i32", param_bytes: 80 },
-                Entry { name: "ans_points_i16", param_bytes: 80 },
-                Entry { name: "ans_points_i8", param_bytes: 80 },
-                Entry { name: "ans_values_f32", param_bytes: 80 },
-                Entry { name: "ans_values_f16", param_bytes: 80 },
-                Entry { name: "ans_values_bf16", param_bytes: 80 },
-            ],
-            Module::AnsLatticeE8 => &[
-                Entry { name: "ans_points_i32", param_bytes: 80 },
-                Entry { name: "ans_points_i16", param_bytes: 80 },
-                Entry { name: "ans_points_i8", param_bytes: 80 },
-                Entry { name: "ans_values_f32", param_bytes: 80 },
-                Entry { name: "ans_values_f16", param_bytes: 80 },
-                Entry { name: "ans_values_bf16", param_bytes: 80 },
+            Module::AnsLattice => &[
+                Entry { name: "ans_lattice", param_bytes: 88 },
             ],
             Module::AnsTrellis => &[
-                Entry { name: "ans_trellis_points_i32", param_bytes: 96 },
-                Entry { name: "ans_trellis_points_i16", param_bytes: 96 },
-                Entry { name: "ans_trellis_points_i8", param_bytes: 96 },
-                Entry { name: "ans_trellis_values_f32", param_bytes: 96 },
-                Entry { name: "ans_trellis_values_f16", param_bytes: 96 },
-                Entry { name: "ans_trellis_values_bf16", param_bytes: 96 },
+                Entry { name: "ans_trellis", param_bytes: 104 },
             ],
             Module::Quantize => &[
                 Entry { name: "quantize_rows", param_bytes: 264 },
                 Entry { name: "quantize_bases", param_bytes: 80 },
-                Entry { name: "quantize_count_z", param_bytes: 80 },
-                Entry { name: "quantize_count_a2", param_bytes: 80 },
-                Entry { name: "quantize_count_d4", param_bytes: 80 },
-                Entry { name: "quantize_count_e8", param_bytes: 80 },
-                Entry { name: "quantize_lengths_z", param_bytes: 80 },
-                Entry { name: "quantize_lengths_a2", param_bytes: 80 },
-                Entry { name: "quantize_lengths_d4", param_bytes: 80 },
-                Entry { name: "quantize_lengths_e8", param_bytes: 80 },
-                Entry { name: "quantize_write_z", param_bytes: 80 },
-                Entry { name: "quantize_write_a2", param_bytes: 80 },
-                Entry { name: "quantize_write_d4", param_bytes: 80 },
-                Entry { name: "quantize_write_e8", param_bytes: 80 },
+                Entry { name: "quantize_streams_z", param_bytes: 80 },
+                Entry { name: "quantize_streams_a2", param_bytes: 80 },
+                Entry { name: "quantize_streams_d4", param_bytes: 80 },
+                Entry { name: "quantize_streams_e8", param_bytes: 80 },
             ],
             Module::ViterbiS4 => &[
                 Entry { name: "viterbi_r8", param_bytes: 104 },
@@ -508,52 +350,16 @@ impl Module {
             Module::ViterbiGains => &[
                 Entry { name: "viterbi_gains", param_bytes: 80 },
             ],
-            Module::RiceGemvK1B1 => &[
+            Module::RiceGemvK1 => &[
                 Entry { name: "rice_gemv", param_bytes: 120 },
             ],
-            Module::RiceGemvK1B2 => &[
+            Module::RiceGemvK2 => &[
                 Entry { name: "rice_gemv", param_bytes: 120 },
             ],
-            Module::RiceGemvK1B4 => &[
+            Module::RiceGemvK3 => &[
                 Entry { name: "rice_gemv", param_bytes: 120 },
             ],
-            Module::RiceGemvK1B8 => &[
-                Entry { name: "rice_gemv", param_bytes: 120 },
-            ],
-            Module::RiceGemvK2B1 => &[
-                Entry { name: "rice_gemv", param_bytes: 120 },
-            ],
-            Module::RiceGemvK2B2 => &[
-                Entry { name: "rice_gemv", param_bytes: 120 },
-            ],
-            Module::RiceGemvK2B4 => &[
-                Entry { name: "rice_gemv", param_bytes: 120 },
-            ],
-            Module::RiceGemvK2B8 => &[
-                Entry { name: "rice_gemv", param_bytes: 120 },
-            ],
-            Module::RiceGemvK3B1 => &[
-                Entry { name: "rice_gemv", param_bytes: 120 },
-            ],
-            Module::RiceGemvK3B2 => &[
-                Entry { name: "rice_gemv", param_bytes: 120 },
-            ],
-            Module::RiceGemvK3B4 => &[
-                Entry { name: "rice_gemv", param_bytes: 120 },
-            ],
-            Module::RiceGemvK3B8 => &[
-                Entry { name: "rice_gemv", param_bytes: 120 },
-            ],
-            Module::RiceGemvK4B1 => &[
-                Entry { name: "rice_gemv", param_bytes: 120 },
-            ],
-            Module::RiceGemvK4B2 => &[
-                Entry { name: "rice_gemv", param_bytes: 120 },
-            ],
-            Module::RiceGemvK4B4 => &[
-                Entry { name: "rice_gemv", param_bytes: 120 },
-            ],
-            Module::RiceGemvK4B8 => &[
+            Module::RiceGemvK4 => &[
                 Entry { name: "rice_gemv", param_bytes: 120 },
             ],
             Module::ShiftPack => &[
@@ -669,17 +475,15 @@ impl Module {
             Module::FixedK2 => &[
                 Entry { name: "fixed_encode", param_bytes: 32 },
                 Entry { name: "fixed_gemv1_full", param_bytes: 64 },
-                Entry { name: "fixed_gemv1_short", param_bytes: 64 },
                 Entry { name: "fixed_gemv1_any", param_bytes: 64 },
-                Entry { name: "fixed_gemv8_short", param_bytes: 64 },
+                Entry { name: "fixed_gemv8_full", param_bytes: 64 },
                 Entry { name: "fixed_gemv8_any", param_bytes: 64 },
             ],
             Module::FixedK4 => &[
                 Entry { name: "fixed_encode", param_bytes: 32 },
                 Entry { name: "fixed_gemv1_full", param_bytes: 64 },
-                Entry { name: "fixed_gemv1_short", param_bytes: 64 },
                 Entry { name: "fixed_gemv1_any", param_bytes: 64 },
-                Entry { name: "fixed_gemv8_short", param_bytes: 64 },
+                Entry { name: "fixed_gemv8_full", param_bytes: 64 },
                 Entry { name: "fixed_gemv8_any", param_bytes: 64 },
             ],
         }
@@ -706,13 +510,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "d11b228a83babe40e93aef1104bc4391689800f553442a5e6d6c14cf7f2e9339",
+                    hash: "ccd2bcaa2767e5bc500bc2404a64515f93ceef961734f56df4b62fc7c144986c",
                     ptx: include_str!("../../ptx/model_ops.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "d2436afd4179f8f0028ddc1ad7870f2357764fb64322dc1cc5bc56bba17f4af2",
+                    hash: "15ae459893246c3b5fb060e052b71d665c875a333d50bdd9024147ba76b2feca",
                     ptx: include_str!("../../ptx/model_ops.sm_90a.ptx"),
                 },
             ],
@@ -720,13 +524,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "7e4cd887ab5435d6effaa52450ac4a46a6fe5d207be4cbd9a5d30b686fbf20da",
+                    hash: "61a4b7e8e342fc32d74bef1845df5da2174ee0766cb4ba8ace5c412116f50604",
                     ptx: include_str!("../../ptx/model_attend_f16.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "67e94c7cabc8a111cf9d8f935b17631612fa42d71bd30701caa2e0a02ec6735d",
+                    hash: "ea150e54419d08eaa2a02f81b0cbe08502bbea2d5f8e1792da51f4ce40d8e22f",
                     ptx: include_str!("../../ptx/model_attend_f16.sm_90a.ptx"),
                 },
             ],
@@ -734,41 +538,45 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "d589101cf49f5b1dcc894535e4a256740b27ac0d87c1f0cb700265679e0ef4d5",
+                    hash: "7eaf48358c9f02d2fb12a6777f16963c5cac2081fcaed038f19d16e072e47970",
                     ptx: include_str!("../../ptx/model_attend_f32.sm_80.ptx"),
                 },
+            ],
+            Module::ModelTile => &[
                 Image {
-                    target: "sm_90a",
+                    target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "7cf20e7a38be8fa81f2932c92001a2f4b5159e9a8d047dcb06939af7e6ffe9b3",
-                    ptx: include_str!("../../ptx/model_attend_f32.sm_90a.ptx"),
+                    hash: "f8a7313cf62f8145a93b39b734decde9ee821a88bdb61b43c226614745a37902",
+                    ptx: include_str!("../../ptx/model_tile.sm_80.ptx"),
+                },
+            ],
+            Module::ModelGemm => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "1c844bfa9f97f2688a816420cbe708e8352933fb6b25041554e979be56d9368d",
+                    ptx: include_str!("../../ptx/model_gemm.sm_80.ptx"),
                 },
             ],
             Module::ModelDenseF32 => &[
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "a80e8d6bbcefec36608928ff9be8e99af7d914bf223ea02bd8baccdc2f49600b",
+                    hash: "55aa632254e7a79097625754c1a15672f0a22278a3dd4c62283c8457ff4973c0",
                     ptx: include_str!("../../ptx/model_dense_f32.sm_80.ptx"),
-                },
-                Image {
-                    target: "sm_90a",
-                    ptx_version: (8, 0),
-                    hash: "26a38c1eed645f854b85d2f1c8a9bec650d3022084811e2ba96c0f16b6fcc90d",
-                    ptx: include_str!("../../ptx/model_dense_f32.sm_90a.ptx"),
                 },
             ],
             Module::ModelDenseF16 => &[
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "1094bdd558b73b1313eaf1a0985156bb137d548848f812d690dac880630b183a",
+                    hash: "223d055442dc801c4523b303cb839c61e4ba61e9f0b321d58bea4454dc735802",
                     ptx: include_str!("../../ptx/model_dense_f16.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "a29e88a2993a225abb803f87a6449d06564925146f7306918cb44df29ac6c960",
+                    hash: "f587746bca88f16acf81fe3f838055e255d5dc2789887e0b82a128fe9638239a",
                     ptx: include_str!("../../ptx/model_dense_f16.sm_90a.ptx"),
                 },
             ],
@@ -776,294 +584,132 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "31ff1667552c74230c11124f7de4440e11f79b90cb14b8bc9131e42152116c89",
+                    hash: "c3eecac8202d6e76ffe8ff95a0fa6a404caa49cd15c6d2282717f86325b58089",
                     ptx: include_str!("../../ptx/model_dense_bf16.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "e6fcf6bdff924c13a7d68cfb97275b8e3cf253dc4ea64709d5cdf0f421a91626",
+                    hash: "0aff80157560bab4045841559dfd4eef91213157ae1a988705d2c9aef3a407d7",
                     ptx: include_str!("../../ptx/model_dense_bf16.sm_90a.ptx"),
+                },
+            ],
+            Module::ModelBatchF32 => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "45fdebd587b0c45d676056f0cd840b1ccbb1cc124aa1831dea431b94ced650e2",
+                    ptx: include_str!("../../ptx/model_batch_f32.sm_80.ptx"),
+                },
+            ],
+            Module::ModelBatchF16 => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "0ab2b3e5e2a3a3cd8b2e7e99ffe2c53c13113298fe690a552d25f9eb91afccec",
+                    ptx: include_str!("../../ptx/model_batch_f16.sm_80.ptx"),
+                },
+            ],
+            Module::ModelBatchBf16 => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "e6a265449735c7d52998120dccf60fb6c331d7cf111bf1ca9a10aca02bd3e536",
+                    ptx: include_str!("../../ptx/model_batch_bf16.sm_80.ptx"),
                 },
             ],
             Module::Rht => &[
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "e2b39b7ae9a948633720e2df515c6e86f2acfd179aa268c8cb7f30834ff7e933",
+                    hash: "b2dd17bf73d98fab435ce7e1662154c5e86ce5c17187656b81fc11c3f63f710a",
                     ptx: include_str!("../../ptx/rht.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "72eda27faf25e1aa3d0f5a89f6bf50443f3a0eb8a98a30b9514880f9c8362bf1",
+                    hash: "559a76c0499425d0ed9d3ec56cd80fe7fa56631ad93c4c55b1a380af4ddf12c3",
                     ptx: include_str!("../../ptx/rht.sm_90a.ptx"),
                 },
             ],
-            Module::RiceDecodeZ => &[
+            Module::RiceDecode => &[
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "660267e38cf55065451965f6c90f7cb0d081e07bf1c7c2078b49a1bb595a7f71",
-                    ptx: include_str!("../../ptx/rice_decode_z.sm_80.ptx"),
-                },
-                Image {
-                    target: "sm_90a",
-                    ptx_version: (8, 0),
-                    hash: "4ebf7e2918d991ebb36eab398b73afd20f207a0a74c0b8e85fac0f61e9ae58e1",
-                    ptx: include_str!("../../ptx/rice_decode_z.sm_90a.ptx"),
+                    hash: "efc22e7cea5dc7ed91dd88c516843508ce80890799959ccf6b29cb6894f49bd7",
+                    ptx: include_str!("../../ptx/rice_decode.sm_80.ptx"),
                 },
             ],
-            Module::RiceDecodeA2 => &[
+            Module::RiceRows => &[
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "6a187d2a4a2f48819799724810438e6667b5a851227666334ec31abd540b77b3",
-                    ptx: include_str!("../../ptx/rice_decode_a2.sm_80.ptx"),
-                },
-                Image {
-                    target: "sm_90a",
-                    ptx_version: (8, 0),
-                    hash: "7ecb6524b032ddfb84f0ad906d0c6f17926702bf1f0a902e346f3415ed74c5fe",
-                    ptx: include_str!("../../ptx/rice_decode_a2.sm_90a.ptx"),
-                },
-            ],
-            Module::RiceDecodeD4 => &[
-                Image {
-                    target: "sm_80",
-                    ptx_version: (8, 0),
-                    hash: "2188dbecfed3fb4fb759c7573aaa86118e90de2693907e1eee19f6170fcc5fd6",
-                    ptx: include_str!("../../ptx/rice_decode_d4.sm_80.ptx"),
-                },
-                Image {
-                    target: "sm_90a",
-                    ptx_version: (8, 0),
-                    hash: "90067c05e580ee64a1ff30181b546eeec759f647fb0dd9c17e7fad06ca27f884",
-                    ptx: include_str!("../../ptx/rice_decode_d4.sm_90a.ptx"),
-                },
-            ],
-            Module::RiceDecodeE8 => &[
-                Image {
-                    target: "sm_80",
-                    ptx_version: (8, 0),
-                    hash: "a98b96641587719fecd3398dfae41c7f9fe9df6a7bb09eba9a001b3c085cafd6",
-                    ptx: include_str!("../../ptx/rice_decode_e8.sm_80.ptx"),
-                },
-                Image {
-                    target: "sm_90a",
-                    ptx_version: (8, 0),
-                    hash: "ad0b70c0b6bbdb9b94335dcc891c396674bd2af6a30cd814267c9f328ac230e0",
-                    ptx: include_str!("../../ptx/rice_decode_e8.sm_90a.ptx"),
-                },
-            ],
-            Module::RiceRowsZ => &[
-                Image {
-                    target: "sm_80",
-                    ptx_version: (8, 0),
-                    hash: "525b18d6a09d204bf8de8115a430c2c973d2c0e0d2e41841bdca7a2feb8a0015",
-                    ptx: include_str!("../../ptx/rice_rows_z.sm_80.ptx"),
-                },
-                Image {
-                    target: "sm_90a",
-                    ptx_version: (8, 0),
-                    hash: "614072732ce7cb1f2ddd41b57d3f5687b25e1b2525db8968f5d2e9823260cb0d",
-                    ptx: include_str!("../../ptx/rice_rows_z.sm_90a.ptx"),
-                },
-            ],
-            Module::RiceRowsA2 => &[
-                Image {
-                    target: "sm_80",
-                    ptx_version: (8, 0),
-                    hash: "30206258812b44484fd97c0a8c449707a966358f81580c59562821a27db53a1d",
-                    ptx: include_str!("../../ptx/rice_rows_a2.sm_80.ptx"),
-                },
-                Image {
-                    target: "sm_90a",
-                    ptx_version: (8, 0),
-                    hash: "bff3b549f7a4fa1329ecbbfc0ca30dbb90674700744745b1a467295959e31a21",
-                    ptx: include_str!("../../ptx/rice_rows_a2.sm_90a.ptx"),
-                },
-            ],
-            Module::RiceRowsD4 => &[
-                Image {
-                    target: "sm_80",
-                    ptx_version: (8, 0),
-                    hash: "786dee0f970ad41f00520a6728cd72e7857dd2895ef1780ee733a35cda359ca6",
-                    ptx: include_str!("../../ptx/rice_rows_d4.sm_80.ptx"),
-                },
-                Image {
-                    target: "sm_90a",
-                    ptx_version: (8, 0),
-                    hash: "2325a3dad1d047d83e0c6fb0c546e10ba4d0e68a0fccbab2fe75529736719913",
-                    ptx: include_str!("../../ptx/rice_rows_d4.sm_90a.ptx"),
-                },
-            ],
-            Module::RiceRowsE8 => &[
-                Image {
-                    target: "sm_80",
-                    ptx_version: (8, 0),
-                    hash: "0c2b4d581c07c9cd5cdabd7f10c834ee11571dfe62c99844dc03c1bef9ea9f0b",
-                    ptx: include_str!("../../ptx/rice_rows_e8.sm_80.ptx"),
-                },
-                Image {
-                    target: "sm_90a",
-                    ptx_version: (8, 0),
-                    hash: "9b70d5cd7074a40d060652ead2e61bf08576819bc5817ee9e26ce2fc400b9c3e",
-                    ptx: include_str!("../../ptx/rice_rows_e8.sm_90a.ptx"),
+                    hash: "469f9af9cdd2f518aa6f7b87983ad2ce2cc8e78179435c9605dae53896ae655e",
+                    ptx: include_str!("../../ptx/rice_rows.sm_80.ptx"),
                 },
             ],
             Module::RiceExact => &[
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "b42a0dc56416484a86c9a74da293160cf13762510818f93b4a58fa58d7290a25",
+                    hash: "a06ecc0160f3f351af3f16374e176c3f996445aca9d32dade54943888164bdd5",
                     ptx: include_str!("../../ptx/rice_exact.sm_80.ptx"),
                 },
-                Image {
-                    target: "sm_90a",
-                    ptx_version: (8, 0),
-                    hash: "afab6c9455bb3a901b1172aa699a8602321db6374b8801d834a0c2c7317814e5",
-                    ptx: include_str!("../../ptx/rice_exact.sm_90a.ptx"),
-                },
             ],
-            Module::AnsLatticeZ => &[
+            Module::AnsLattice => &[
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "5e61d045abe702725868c61438bee17ab0ec85bcf3dfebba669343c304ce3a7d",
-                    ptx: include_str!("../../ptx/ans_lattice_z.sm_80.ptx"),
-                },
-                Image {
-                    target: "sm_90a",
-                    ptx_version: (8, 0),
-                    hash: "5fe1ac6b6546f07ce89510defd1619f61960c6c394a344bbabe333601e936ec6",
-                    ptx: include_str!("../../ptx/ans_lattice_z.sm_90a.ptx"),
-                },
-            ],
-            Module::AnsLatticeA2 => &[
-                Image {
-                    target: "sm_80",
-                    ptx_version: (8, 0),
-                    hash: "225d25688e9436a439b8026c61e02773a1c20e8d683cac7fbe52202eb2f374e8",
-                    ptx: include_str!("../../ptx/ans_lattice_a2.sm_80.ptx"),
-                },
-                Image {
-                    target: "sm_90a",
-                    ptx_version: (8, 0),
-                    hash: "afbc2ad8091f232632a5d9720588c33d89b75c75686e8230a23cb211911cabfa",
-                    ptx: include_str!("../../ptx/ans_lattice_a2.sm_90a.ptx"),
-                },
-            ],
-            Module::AnsLatticeD4 => &[
-                Image {
-                    target: "sm_80",
-                    ptx_version: (8, 0),
-                    hash: "3cb7d4de4cdfc731141c9240022ad7769c9f4f225953d7fcd435915d7f59ed51",
-                    ptx: include_str!("../../ptx/ans_lattice_d4.sm_80.ptx"),
-                },
-                Image {
-                    target: "sm_90a",
-                    ptx_version: (8, 0),
-                    hash: "16156fac1a286580aedeadb1f92b5231047058494c5903860a5f55eb02de6aa3",
-                    ptx: include_str!("../../ptx/ans_lattice_d4.sm_90a.ptx"),
-                },
-            ],
-            Module::AnsLatticeE8 => &[
-                Image {
-                    target: "sm_80",
-                    ptx_version: (8, 0),
-                    hash: "53850fe971c7c5bd724b512ab1f151a70642caaba326f4173680fcb8f422e1de",
-                    ptx: include_str!("../../ptx/ans_lattice_e8.sm_80.ptx"),
-                },
-                Image {
-                    target: "sm_90a",
-                    ptx_version: (8, 0),
-                    hash: "986279a4b908f97ea807b09a66d48f85336a10d987ca30626f939acc6fb62808",
-                    ptx: include_str!("../../ptx/ans_lattice_e8.sm_90a.ptx"),
+                    hash: "e0eb9fdb640e0ac5bd6b0558788dc3aa17c518c33f0eeb7513c27a11f825f69f",
+                    ptx: include_str!("../../ptx/ans_lattice.sm_80.ptx"),
                 },
             ],
             Module::AnsTrellis => &[
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "73d7a53990119fc1a3282dd225f2fcd62f5b6ce94b30b8cfeeee39be69671b69",
+                    hash: "de48ca3085beb4965f041fd7e1ebb3e02f3b5260cda276bf0e01400c33cbbbab",
                     ptx: include_str!("../../ptx/ans_trellis.sm_80.ptx"),
-                },
-                Image {
-                    target: "sm_90a",
-                    ptx_version: (8, 0),
-                    hash: "b5fd22a0901bcc2d20ec311f737d1f644ff85f96b5813059a7809fd942b16fc3",
-                    ptx: include_str!("../../ptx/ans_trellis.sm_90a.ptx"),
                 },
             ],
             Module::Quantize => &[
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "9c098019b41a934c102335c78004e95cbbcbd8efa938e00ab5ad8d4b7bca3cd2",
+                    hash: "dad83a7e2e2c52876f69ea44be134d64b15acd693e0a2f924dce787ff261fcb1",
                     ptx: include_str!("../../ptx/quantize.sm_80.ptx"),
-                },
-                Image {
-                    target: "sm_90a",
-                    ptx_version: (8, 0),
-                    hash: "f575ddc5cd5a3e8c73fa76d5a2b7488895fc6a57ffa940105b2f54e093d5e130",
-                    ptx: include_str!("../../ptx/quantize.sm_90a.ptx"),
                 },
             ],
             Module::ViterbiS4 => &[
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "e1384afd682af1ef9bf09d61f703a5cdae61befc3b003181b6bb30674d5594bd",
+                    hash: "6e86416e10b4fde54796036e37bffef259741a5be923a518d4e7535cccde00ac",
                     ptx: include_str!("../../ptx/viterbi_s4.sm_80.ptx"),
-                },
-                Image {
-                    target: "sm_90a",
-                    ptx_version: (8, 0),
-                    hash: "79effed878548b472f242472df4f10e2a356fd751c3e4129aeac083135aada7c",
-                    ptx: include_str!("../../ptx/viterbi_s4.sm_90a.ptx"),
                 },
             ],
             Module::ViterbiS5 => &[
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "d063514bc222d0b9d39ede1fc0fc965f007fc0899d6b00a09270f99790095730",
+                    hash: "f3a1ef564d8bea55d928ac07daf97d00da326c05bf7aa0261c4d7d6bd6fda416",
                     ptx: include_str!("../../ptx/viterbi_s5.sm_80.ptx"),
-                },
-                Image {
-                    target: "sm_90a",
-                    ptx_version: (8, 0),
-                    hash: "68481792ffd7bdd48d49974e6fa864be634a6d8e40a78b49639e9a53be46bd27",
-                    ptx: include_str!("../../ptx/viterbi_s5.sm_90a.ptx"),
                 },
             ],
             Module::ViterbiS6 => &[
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "fb4d87698cc8e694cdc55485f4fa6462f67ebfed19ec950ca0688d1fd9f255d1",
+                    hash: "de0d6ed493d96df17cf8f8e5ec1bc43f1a8089f93ddb14b6a4d9e457f5d681c4",
                     ptx: include_str!("../../ptx/viterbi_s6.sm_80.ptx"),
-                },
-                Image {
-                    target: "sm_90a",
-                    ptx_version: (8, 0),
-                    hash: "52ab70958fa56b37164dde5e3121f12b229cdd66165716028b373e9646fa869a",
-                    ptx: include_str!("../../ptx/viterbi_s6.sm_90a.ptx"),
                 },
             ],
             Module::ViterbiS8 => &[
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "2e55f42ab63d3832f4348ce4794e42fc250e5c9129581152c8502b0721153794",
+                    hash: "1fb63e1f90e23a25f9c7500eb4c320016bf9ee74148e22cda2860df495fe880f",
                     ptx: include_str!("../../ptx/viterbi_s8.sm_80.ptx"),
-                },
-                Image {
-                    target: "sm_90a",
-                    ptx_version: (8, 0),
-                    hash: "baca11639448c00682b9d2dd36f76e10aee91cc48a49650156b10e78312ae1fe",
-                    ptx: include_str!("../../ptx/viterbi_s8.sm_90a.ptx"),
                 },
             ],
             Module::ViterbiGains => &[
@@ -1073,235 +719,61 @@ impl Module {
                     hash: "2ae0e11e9ceb5f013a391a3c5dab1977bcbb4ad03164c17fd1122fc6597eea89",
                     ptx: include_str!("../../ptx/viterbi_gains.sm_80.ptx"),
                 },
-                Image {
-                    target: "sm_90a",
-                    ptx_version: (8, 0),
-                    hash: "7c63ea0885f7dfe5a712cb53d02df143d48991ad33556d9639d9110706af641a",
-                    ptx: include_str!("../../ptx/viterbi_gains.sm_90a.ptx"),
-                },
             ],
-            Module::RiceGemvK1B1 => &[
+            Module::RiceGemvK1 => &[
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "3437d8d389fb7fe0c336ed8dc77f46bff58904f0226f8eee6928cac0d3461939",
-                    ptx: include_str!("../../ptx/rice_gemv_k1_b1.sm_80.ptx"),
+                    hash: "20a299c53fff9adecfd39773fe80ed6c75dbfae99fa6ebb63f3f8f88103e22fa",
+                    ptx: include_str!("../../ptx/rice_gemv_k1.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "a18f02f1c5e98a9f47f15dcaca0dc0948ad2b944d9109974943eebc513d56df7",
-                    ptx: include_str!("../../ptx/rice_gemv_k1_b1.sm_90a.ptx"),
+                    hash: "1797185a7ba3c1f5c6364f83fe1ba45284e02bd02700bf85ff4acf7a1baabeb9",
+                    ptx: include_str!("../../ptx/rice_gemv_k1.sm_90a.ptx"),
                 },
             ],
-            Module::RiceGemvK1B2 => &[
+            Module::RiceGemvK2 => &[
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "23fd98375ef18f04d54f17905982190fff3b13427fa35b61496973b849f7edd0",
-                    ptx: include_str!("../../ptx/rice_gemv_k1_b2.sm_80.ptx"),
+                    hash: "6a1e2fa6835cf35e93a000944936920efa8ec8816a981fc37727f53a780b3754",
+                    ptx: include_str!("../../ptx/rice_gemv_k2.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "842ef2195dc9a8f4899fa7fc2825c8b80598412d1dfcd62a690046e485265f39",
-                    ptx: include_str!("../../ptx/rice_gemv_k1_b2.sm_90a.ptx"),
+                    hash: "0b8dbe7235c4b31d4f4c3454668ee832cc123d7ee2d67e56a40db6fe04611ed8",
+                    ptx: include_str!("../../ptx/rice_gemv_k2.sm_90a.ptx"),
                 },
             ],
-            Module::RiceGemvK1B4 => &[
+            Module::RiceGemvK3 => &[
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "ecb7598d2eeec4d8e6f6b55ab95727877f8de4833c1de6e8e8f369bf56cae359",
-                    ptx: include_str!("../../ptx/rice_gemv_k1_b4.sm_80.ptx"),
+                    hash: "2b36a186f0b06efb6004c890166cd4cc41e303c5fa1bcdb6ad7098f368003179",
+                    ptx: include_str!("../../ptx/rice_gemv_k3.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "25939a77beb0570f485204d9e5f3ca7cad4eb785bb841420443f7ee218a8825d",
-                    ptx: include_str!("../../ptx/rice_gemv_k1_b4.sm_90a.ptx"),
+                    hash: "21cf668f2145404bc5a655d2573d8585209eed59fcf71ff38582424f70898303",
+                    ptx: include_str!("../../ptx/rice_gemv_k3.sm_90a.ptx"),
                 },
             ],
-            Module::RiceGemvK1B8 => &[
+            Module::RiceGemvK4 => &[
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "9b23248625d9922c2f44a7cc2f1cee0b73de0a393a76e4e024299fd1661c0938",
-                    ptx: include_str!("../../ptx/rice_gemv_k1_b8.sm_80.ptx"),
+                    hash: "2aef1f69a03aaa44ea98139b959b56a43b7ba7e176267b726d8b0d2e16d07514",
+                    ptx: include_str!("../../ptx/rice_gemv_k4.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "7aa5c046470dc65dea5890d500cb712c80d3521a1a6ef5bf2be5dffe92fdb3f4",
-                    ptx: include_str!("../../ptx/rice_gemv_k1_b8.sm_90a.ptx"),
-                },
-            ],
-            Module::RiceGemvK2B1 => &[
-                Image {
-                    target: "sm_80",
-                    ptx_version: (8, 0),
-                    hash: "82a13ed824fce1ed446af22c948105299fb97622046c4c1ed61849c656884e11",
-                    ptx: include_str!("../../ptx/rice_gemv_k2_b1.sm_80.ptx"),
-                },
-                Image {
-                    target: "sm_90a",
-                    ptx_version: (8, 0),
-                    hash: "9d10f3b218cb0956fc19347bdc6736ecd2ecb56073874a0240a2ea78f4674a06",
-                    ptx: include_str!("../../ptx/rice_gemv_k2_b1.sm_90a.ptx"),
-                },
-            ],
-            Module::RiceGemvK2B2 => &[
-                Image {
-                    target: "sm_80",
-                    ptx_version: (8, 0),
-                    hash: "f1317ea32caf9a477feb59f3b70bd1cdbfe36be9125348508e5476f4cd5c4de4",
-                    ptx: include_str!("../../ptx/rice_gemv_k2_b2.sm_80.ptx"),
-                },
-                Image {
-                    target: "sm_90a",
-                    ptx_version: (8, 0),
-                    hash: "62fa2665082b5e0d77a80e049a09c656b96e62d88e7b344efc805d7a510cb044",
-                    ptx: include_str!("../../ptx/rice_gemv_k2_b2.sm_90a.ptx"),
-                },
-            ],
-            Module::RiceGemvK2B4 => &[
-                Image {
-                    target: "sm_80",
-                    ptx_version: (8, 0),
-                    hash: "ed9373de10fbd276a9914fd6abced03d1847bd477a5393cde42c7c22023934c8",
-                    ptx: include_str!("../../ptx/rice_gemv_k2_b4.sm_80.ptx"),
-                },
-                Image {
-                    target: "sm_90a",
-                    ptx_version: (8, 0),
-                    hash: "ca73d31522935e815cddda2cd97c71a9c7dbbf7a7fbd490e321dd1f20f483300",
-                    ptx: include_str!("../../ptx/rice_gemv_k2_b4.sm_90a.ptx"),
-                },
-            ],
-            Module::RiceGemvK2B8 => &[
-                Image {
-                    target: "sm_80",
-                    ptx_version: (8, 0),
-                    hash: "6135d5e1d6e7a1b453cb673be4f10724fb34e0d75364ef4407697e4d73f31421",
-                    ptx: include_str!("../../ptx/rice_gemv_k2_b8.sm_80.ptx"),
-                },
-                Image {
-                    target: "sm_90a",
-                    ptx_version: (8, 0),
-                    hash: "5aa2a7129594326ffd4f23881b78f1ca3f2623d2bd6f396cbaf31f12f78eb0cd",
-                    ptx: include_str!("../../ptx/rice_gemv_k2_b8.sm_90a.ptx"),
-                },
-            ],
-            Module::RiceGemvK3B1 => &[
-                Image {
-                    target: "sm_80",
-                    ptx_version: (8, 0),
-                    hash: "f638905e1f99144f93ebd8d31003e93a0b75e4b9c0ba7877f86d458dcfba3cc0",
-                    ptx: include_str!("../../ptx/rice_gemv_k3_b1.sm_80.ptx"),
-                },
-                Image {
-                    target: "sm_90a",
-                    ptx_version: (8, 0),
-                    hash: "cefaa981e6324170b246ebff1c1ebf3cfcfb727b32d6f66b4486f26b1d3f400a",
-                    ptx: include_str!("../../ptx/rice_gemv_k3_b1.sm_90a.ptx"),
-                },
-            ],
-            Module::RiceGemvK3B2 => &[
-                Image {
-                    target: "sm_80",
-                    ptx_version: (8, 0),
-                    hash: "b48f508552d541211bff38f70dc556d70d0c3e1e6f02d7f061b41adbdb3ce520",
-                    ptx: include_str!("../../ptx/rice_gemv_k3_b2.sm_80.ptx"),
-                },
-                Image {
-                    target: "sm_90a",
-                    ptx_version: (8, 0),
-                    hash: "e52073d97a4c0ea75198569d9458b1446c4445d57fd872d5ab87e3765b00302e",
-                    ptx: include_str!("../../ptx/rice_gemv_k3_b2.sm_90a.ptx"),
-                },
-            ],
-            Module::RiceGemvK3B4 => &[
-                Image {
-                    target: "sm_80",
-                    ptx_version: (8, 0),
-                    hash: "d9d0378f98ff79b47c486ae1940264d2e0dbdcfe35d6aeeefaedd1a85c38aee2",
-                    ptx: include_str!("../../ptx/rice_gemv_k3_b4.sm_80.ptx"),
-                },
-                Image {
-                    target: "sm_90a",
-                    ptx_version: (8, 0),
-                    hash: "5a27ab0d144f436275284ce55c5a3e1c49ebdbcd98a5875ceee08793046c0bd4",
-                    ptx: include_str!("../../ptx/rice_gemv_k3_b4.sm_90a.ptx"),
-                },
-            ],
-            Module::RiceGemvK3B8 => &[
-                Image {
-                    target: "sm_80",
-                    ptx_version: (8, 0),
-                    hash: "285850ba6e977df1143dcc8abc4e12a11d5d738e3fc08c664effbcaa7bbcac6c",
-                    ptx: include_str!("../../ptx/rice_gemv_k3_b8.sm_80.ptx"),
-                },
-                Image {
-                    target: "sm_90a",
-                    ptx_version: (8, 0),
-                    hash: "fd2880a88715f25035456796ba209bb9c0f9b4a1424852d1021470821593d6c9",
-                    ptx: include_str!("../../ptx/rice_gemv_k3_b8.sm_90a.ptx"),
-                },
-            ],
-            Module::RiceGemvK4B1 => &[
-                Image {
-                    target: "sm_80",
-                    ptx_version: (8, 0),
-                    hash: "13e2d5b8cf8f1f317f32b489975ae408ee34cc8ba480f3c326214b0846d33337",
-                    ptx: include_str!("../../ptx/rice_gemv_k4_b1.sm_80.ptx"),
-                },
-                Image {
-                    target: "sm_90a",
-                    ptx_version: (8, 0),
-                    hash: "9496971178f564ba8f458a0893fe8a9464bd518b0520a29404c5090c806705e5",
-                    ptx: include_str!("../../ptx/rice_gemv_k4_b1.sm_90a.ptx"),
-                },
-            ],
-            Module::RiceGemvK4B2 => &[
-                Image {
-                    target: "sm_80",
-                    ptx_version: (8, 0),
-                    hash: "baa1232c7a59aa7241947989bd49db4c0a65f7559b0daa4decc2be5d7332e991",
-                    ptx: include_str!("../../ptx/rice_gemv_k4_b2.sm_80.ptx"),
-                },
-                Image {
-                    target: "sm_90a",
-                    ptx_version: (8, 0),
-                    hash: "1ba2e4f1f86f6a843a8c07248a466f20cd3e8ccd79f4982b6c4a20f59a627819",
-                    ptx: include_str!("../../ptx/rice_gemv_k4_b2.sm_90a.ptx"),
-                },
-            ],
-            Module::RiceGemvK4B4 => &[
-                Image {
-                    target: "sm_80",
-                    ptx_version: (8, 0),
-                    hash: "e0948231d5f79cc221ff6da5f8526883e66d1e60d07e1b9dd2fecbb1803ceaa1",
-                    ptx: include_str!("../../ptx/rice_gemv_k4_b4.sm_80.ptx"),
-                },
-                Image {
-                    target: "sm_90a",
-                    ptx_version: (8, 0),
-                    hash: "460de85a5c266c400a1ed73943fc1da4e1a3f632205b6688f90780a8fa329623",
-                    ptx: include_str!("../../ptx/rice_gemv_k4_b4.sm_90a.ptx"),
-                },
-            ],
-            Module::RiceGemvK4B8 => &[
-                Image {
-                    target: "sm_80",
-                    ptx_version: (8, 0),
-                    hash: "815e927c25f26a623e798f2e0802ec89ba5c507aee8a590bfa3e994b42a277e7",
-                    ptx: include_str!("../../ptx/rice_gemv_k4_b8.sm_80.ptx"),
-                },
-                Image {
-                    target: "sm_90a",
-                    ptx_version: (8, 0),
-                    hash: "09cfc155e3fae4a2e08e4f72e101ad5580f0a5f67508361a16b049081d357bdc",
-                    ptx: include_str!("../../ptx/rice_gemv_k4_b8.sm_90a.ptx"),
+                    hash: "702200926537fe0fc876781cf82e0248ab896ece55147f559f6456323cdb7e58",
+                    ptx: include_str!("../../ptx/rice_gemv_k4.sm_90a.ptx"),
                 },
             ],
             Module::ShiftPack => &[
@@ -1322,13 +794,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "a839eb29754fed76c93b1e1ff8f6edfa592e8e5a8f373de77e7298f3df516474",
+                    hash: "d9213dfda844926e5d4d4233c98cbfeb5886768ca9889a922a0920928ffcc004",
                     ptx: include_str!("../../ptx/shift_gemv_k2.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "ddaa1991d00b2f5f6a3ee36feb09d9aacedb1cf3b980004b7478160ef99678a6",
+                    hash: "4ed1e96d21f91c894e816aced483217de6a7fc6d9f62a8dc1254c7ba6b28b443",
                     ptx: include_str!("../../ptx/shift_gemv_k2.sm_90a.ptx"),
                 },
             ],
@@ -1336,13 +808,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "1c17742495ac2efdc069ccd4b64414b5d4540a41491c9c628c2b199abe458113",
+                    hash: "614e3abe9aac1bcbe36befb67ae1b349ab93bc0fd2bfc72354e1f2691b02eb49",
                     ptx: include_str!("../../ptx/shift_decode_k2.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "f87ac35fe0de161975fc47426b5428cead1f51e9aff7dae28a6928ebb8fb0ade",
+                    hash: "a2f72504129af17294e7637e163ef4ffb33db81c174d6c7abaea9c93413f816a",
                     ptx: include_str!("../../ptx/shift_decode_k2.sm_90a.ptx"),
                 },
             ],
@@ -1350,13 +822,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "c4e989b5b76f998f31d5f48cd5eb0a0b3540ba45503dfa0995df8665d8ba02f0",
+                    hash: "e68b6ad4e7c4c50385466db6d17d4d31c65645c884784532f2b034e3084bcb68",
                     ptx: include_str!("../../ptx/shift_gemv_k2_wide.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "61bc0a003e282642ddbefb20fa6e03161b6d140d281ddcd3d1f22af24bef7c50",
+                    hash: "a0d78c7332d98769862dc20bf175f7f4783a05697701504b0ec6e6d72dcb9005",
                     ptx: include_str!("../../ptx/shift_gemv_k2_wide.sm_90a.ptx"),
                 },
             ],
@@ -1364,13 +836,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "650e86cbc0c7be14fba48ce9134307a2a9cb235a002f5bb35c9977367e5e4b16",
+                    hash: "a08934b90ebb10a78329fa3bd40987edbd86fcc803d64a55fd60ebd1e51d8b9b",
                     ptx: include_str!("../../ptx/shift_decode_k2_wide.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "10b75ee37a071f1cc39bcb1407c2d5ac97f82e936d2bf72974eb7f2a45f44731",
+                    hash: "2d324a396831826e2896a22362b7029602cc32033d4dd6b55c6243138c913b67",
                     ptx: include_str!("../../ptx/shift_decode_k2_wide.sm_90a.ptx"),
                 },
             ],
@@ -1378,13 +850,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "22d9fc8c50e045dc4ac10f85ac2a7a1a9da51a5c4616f99a297a0e81a1d035c4",
+                    hash: "0b0225224811010eb28c55631943fb2ba3628e3a9649ca8e3bad6911cb001ad7",
                     ptx: include_str!("../../ptx/shift_gemv_k3.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "c09c384b68f6d69ee3f353c9faa8a0eebab43578ca2cae8c4ea3a307da1aa21d",
+                    hash: "948a06bf5e60581c89a106a1e022ba24542127f84e0cbf090c1bf236a68db844",
                     ptx: include_str!("../../ptx/shift_gemv_k3.sm_90a.ptx"),
                 },
             ],
@@ -1392,13 +864,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "9298030e4f817dea532d31f917043b26ef80bac96a38be1f7ad778d81c726b39",
+                    hash: "d04b430358ac8a9ebaddccab9f94edd4f0bc48042b8eaec358d4afd45b7cba18",
                     ptx: include_str!("../../ptx/shift_decode_k3.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "29a48e2a246aac0bd5f55518c23244202cf8502d857319975f837c16a7219931",
+                    hash: "bbea72d35da3de59ca702a3ddbcd90e4308afbcb2811e0badc1cf0ffbec0529a",
                     ptx: include_str!("../../ptx/shift_decode_k3.sm_90a.ptx"),
                 },
             ],
@@ -1406,13 +878,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "abad8581fe077617729c9a2c9b5b124dbe865326b48c71139438db8fa0627edf",
+                    hash: "d60dc18fe2ca61044effff73f12e4d16ca4b0779d8f90b9bead3ac84f1656ee0",
                     ptx: include_str!("../../ptx/shift_gemv_k3_wide.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "8155c690c2ddbd894e3e17dad2d1925f96afe752b6df23bbc424d87880e09cc0",
+                    hash: "cbca036708bcec316297c5a6be716ae8ccc6648019445c75d2fb78413374574c",
                     ptx: include_str!("../../ptx/shift_gemv_k3_wide.sm_90a.ptx"),
                 },
             ],
@@ -1420,13 +892,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "380007b012a70dea7f3a0d34225ec7ad227916d84c54a3659b6eb6c929496654",
+                    hash: "ddeca3f20dfdf75daf4ce398521aab5eab80714e3c46e2c96951d04e78adabfa",
                     ptx: include_str!("../../ptx/shift_decode_k3_wide.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "a557b81f9ca41864ee40243962a9c14b5a36e3f885f5c837688fb6617c5d76dd",
+                    hash: "ce7f786668c3b954dab9170894d223fc47a8e560938856fa138d199615409627",
                     ptx: include_str!("../../ptx/shift_decode_k3_wide.sm_90a.ptx"),
                 },
             ],
@@ -1434,13 +906,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "8fd86422fc7ed3867e013e0d84b47a297c35383cdddd8bb71fafd6371a4390b7",
+                    hash: "ef7858abb9c2a62e9c4b861f14c7bfa5be2e3e89baec8be406b0caf69f5fba86",
                     ptx: include_str!("../../ptx/shift_gemv_k4.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "924f0c07ab44c9a63e2ff97e0cf99413f5e48855527f4352dd1071c9adfcec0f",
+                    hash: "f3dadae11cef9e8a137c6eacc80f6f265f896d845d31ac42e0e78b0359b8c6fd",
                     ptx: include_str!("../../ptx/shift_gemv_k4.sm_90a.ptx"),
                 },
             ],
@@ -1448,13 +920,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "188e946ed1cbda91bf64ecf89f7ddfb8460d62b30d7060bb3e50484f9e0ebb2d",
+                    hash: "d345ff1b53b00bc4866f5d0036f0f0716e37e938e44aa34681a8c082e47a0315",
                     ptx: include_str!("../../ptx/shift_decode_k4.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "73d102f3c5624c4806af0456129ef8b192a7b9b7d1a3332762ba17972bc692d6",
+                    hash: "7baad51d377997f676e2fac0bce2af8723e3d292375299bc94dcaed77080b660",
                     ptx: include_str!("../../ptx/shift_decode_k4.sm_90a.ptx"),
                 },
             ],
@@ -1462,13 +934,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "8e757cd2b0a34504120b27c4a08d268a4a69023fdc9f52148e7b682e1e2f9955",
+                    hash: "bd4e1e82ef437d246d32141797da816f9db93f0f6308123045ebcd6ffd7cf7f0",
                     ptx: include_str!("../../ptx/shift_gemv_k4_wide.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "b6a3f79de21815e503f494c9e238305fb0f2bceed5d2885e447e97003a2d070c",
+                    hash: "2b8e47b3354fbf37f14d0b8e951df5f13dadd53fcaeabdaa378643fd024d5ed5",
                     ptx: include_str!("../../ptx/shift_gemv_k4_wide.sm_90a.ptx"),
                 },
             ],
@@ -1476,13 +948,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "e3ef41d069d268fba6575d50994d9c01cd9ef8818dd24cf070929da616516f77",
+                    hash: "8bfc25a2ff97d357e67ea4a25aef2f286e98e7c9885f766eec298f9203606992",
                     ptx: include_str!("../../ptx/shift_decode_k4_wide.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "1070e16f527b793fa57af211afd2264d2e3b87fbfe551585e830139ea5c0d991",
+                    hash: "126386be2c4c3e631ccb435a032dcd02d388ef02596305bb95c15e872635e538",
                     ptx: include_str!("../../ptx/shift_decode_k4_wide.sm_90a.ptx"),
                 },
             ],
@@ -1490,13 +962,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "65236b7b12e0c4b590b293e998d20b85eff485a81927f87046d3c77a6d123b71",
+                    hash: "26909ca085c09879372952aa414f1c0ec4b30a75aa5961b72c35bbed6507957b",
                     ptx: include_str!("../../ptx/shift_gemv_k5.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "2a05d3a85339dd43e419f6be1cbaed23b4c07f64aa4e42f5d90960e56e6f61bc",
+                    hash: "828cfb37236682b43df8b560741bd5264960645d0e6c6f7476b4d5397a3ebcf7",
                     ptx: include_str!("../../ptx/shift_gemv_k5.sm_90a.ptx"),
                 },
             ],
@@ -1504,13 +976,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "c0edb9622e8b90c21c6f63e5071b04a69c8401ee1e217a7395d1169232334acf",
+                    hash: "eb2629bf07629f544c604c44306c0784adc117fc125f281827b5e0fe78b75328",
                     ptx: include_str!("../../ptx/shift_decode_k5.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "a233264e25f989bf3308cd9e631b1991a8c878dd0450b37529e814923294f5e9",
+                    hash: "918b5a043ec4c5da78ff9668804032a2495e8bee14d68fe84f76de2b7132e751",
                     ptx: include_str!("../../ptx/shift_decode_k5.sm_90a.ptx"),
                 },
             ],
@@ -1518,13 +990,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "9f8bb3bb56291be4374e1b0032b913de022826cfaca09ae59a9c2592f31f187f",
+                    hash: "7da30aee75895a98f4300701f0899642326071c435113a705d4c24ee1a7db595",
                     ptx: include_str!("../../ptx/shift_gemv_k5_wide.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "9fa807ea4e12c73227256a2c27466b8702d9a08c65bec2cfaf9c9549a8ccce00",
+                    hash: "edf6a35e4a7fd025bc6393250305072968311b4a99bbb769c1fb628d1eefa77e",
                     ptx: include_str!("../../ptx/shift_gemv_k5_wide.sm_90a.ptx"),
                 },
             ],
@@ -1532,13 +1004,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "fadb9f1f364645b5ba3f4667176dfa7bdf35bc13dd212d2e5adabc42c1bd95f3",
+                    hash: "42ce49f456d47d23a3054ef78f5487f9ad5980e3b5ebd1e9f7690f02beb733f3",
                     ptx: include_str!("../../ptx/shift_decode_k5_wide.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "5902bc51abff35b272f06844229ed6d3ebcda7ccc3c5f9aab00b2705585eac8a",
+                    hash: "fd76e607b2d3de9dc8ac1dab48259ec70ca6f290d94e6e1c78de2dea2c880679",
                     ptx: include_str!("../../ptx/shift_decode_k5_wide.sm_90a.ptx"),
                 },
             ],
@@ -1546,13 +1018,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "e459253b16d6dcfd796c773d80d07b199f1e02bc0957c9cb8ff5c39799a4fdc9",
+                    hash: "f7328a2876c20685ec8efdd976c98ccb9d446e3c0d06616f0981b2c89e2b41aa",
                     ptx: include_str!("../../ptx/shift_gemv_k6.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "064636945e245a1fc7cb6623769d33ad41d484abe1ceafb6b8ab2f8f191d7ebd",
+                    hash: "99df82989003886dad30748f1545d74ddcd6f8f26db2b77ccd28e0a5d8d4fa22",
                     ptx: include_str!("../../ptx/shift_gemv_k6.sm_90a.ptx"),
                 },
             ],
@@ -1560,13 +1032,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "4bb1d8facaa60b121af81d1ba620c5aee76d2eeac139814cc9f1dcfb1ff20c13",
+                    hash: "8cc97df3cfca196d4e2e4a2c46afd241d19acf6db62fe5e704342411dba0de41",
                     ptx: include_str!("../../ptx/shift_decode_k6.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "ef0571844df8b35533a5957d5b0583484c41d184534e0d33c3aa6a1c18f1538d",
+                    hash: "13995a3bc52b2f9c461e0ff9ce9719998f51f41b2a166d54b3910c21b13a6462",
                     ptx: include_str!("../../ptx/shift_decode_k6.sm_90a.ptx"),
                 },
             ],
@@ -1574,13 +1046,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "f1c77916b3562f265bdf7577282e915e5d5c3fed26f33769f67eb6320c09deab",
+                    hash: "67222142a466eb79879db080c1d895a51867e247ebdf81716c719b965832159e",
                     ptx: include_str!("../../ptx/shift_gemv_k6_wide.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "b7203cc05ca942bb28a58d62363d2a05045195477c1c1c73185dfb0a4d161ae9",
+                    hash: "c5ea66b8f4a91e4ab646441dfd28b2ac0dfc505081ceebd922666f468fecce45",
                     ptx: include_str!("../../ptx/shift_gemv_k6_wide.sm_90a.ptx"),
                 },
             ],
@@ -1588,13 +1060,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "d3110a768b3368761a9b6a933b89ea97369cb560ea77f37c424e2871d2300c43",
+                    hash: "43ef888ecbd7861f77404be99352a1d7d283e7c2caec09d65d8eb5ff032c226a",
                     ptx: include_str!("../../ptx/shift_decode_k6_wide.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "d7a4ee3af2560b91acdf4ffa6e16cf3fba9b71efd699b70a5d05d7c80b6d84be",
+                    hash: "b61a1f934589231b3e612c5b3bce2df5c6fc3bf9b3a764ed27e7f1b4fa33619c",
                     ptx: include_str!("../../ptx/shift_decode_k6_wide.sm_90a.ptx"),
                 },
             ],
@@ -1602,13 +1074,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "263b4d35d91c8d3916966d43aab2edbeeecef3161c0d7584e9326f84acea668b",
+                    hash: "f6010b5c2b932841207f9aee47ccdf2a1530b3fac91aca5d71c0d33d5432863f",
                     ptx: include_str!("../../ptx/fixed_k2.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "f09f0e9bc200e627e290539d84461d8e5c2cd497fd68621a15c0ffc8ed6a34c9",
+                    hash: "ba356c3f631fde53ca432d49290d89bbf05265b770a9b2736e534cd19eb81f20",
                     ptx: include_str!("../../ptx/fixed_k2.sm_90a.ptx"),
                 },
             ],
@@ -1616,13 +1088,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "a59f0281f1b3531976505be3c59a017072afdf1a47f95a0b9c45b144594e96d0",
+                    hash: "ca37fcba58b9805385935e857ae125c555b784c51391910de365ed61385e4a7b",
                     ptx: include_str!("../../ptx/fixed_k4.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "c115d7d724d0cb737fc13942ec28d626d74f41cd66b16de70a1a5be7f6a78f49",
+                    hash: "832ef8912bc1c4d3a59b3800470171964fb3005c019d4d1e329e784fa586c959",
                     ptx: include_str!("../../ptx/fixed_k4.sm_90a.ptx"),
                 },
             ],

@@ -158,6 +158,8 @@ pub(crate) struct ModelRopeParams {
     pub(crate) capacity: u32,
     /// pairs are neighbours, else half a head apart
     pub(crate) interleaved: u32,
+    /// the cache is f32, else f16
+    pub(crate) cache_f32: u32,
     /// of queries
     pub(crate) scale: f32,
     /// of the norms
@@ -185,8 +187,9 @@ const _: () = assert!(offset_of!(ModelRopeParams, head_dim) == 108);
 const _: () = assert!(offset_of!(ModelRopeParams, head_stride) == 112);
 const _: () = assert!(offset_of!(ModelRopeParams, capacity) == 116);
 const _: () = assert!(offset_of!(ModelRopeParams, interleaved) == 120);
-const _: () = assert!(offset_of!(ModelRopeParams, scale) == 124);
-const _: () = assert!(offset_of!(ModelRopeParams, eps) == 128);
+const _: () = assert!(offset_of!(ModelRopeParams, cache_f32) == 124);
+const _: () = assert!(offset_of!(ModelRopeParams, scale) == 128);
+const _: () = assert!(offset_of!(ModelRopeParams, eps) == 132);
 
 // SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
 unsafe impl Params for ModelRopeParams {}
@@ -312,9 +315,11 @@ pub(crate) struct ModelAttendParams {
     pub(crate) min_span: u32,
     /// split: at least head_dim + 2
     pub(crate) part_len: u32,
+    /// tile: the cache is f32, else f16
+    pub(crate) cache_f32: u32,
 }
 
-const _: () = assert!(size_of::<ModelAttendParams>() == 88);
+const _: () = assert!(size_of::<ModelAttendParams>() == 96);
 const _: () = assert!(offset_of!(ModelAttendParams, q) == 0);
 const _: () = assert!(offset_of!(ModelAttendParams, keys) == 8);
 const _: () = assert!(offset_of!(ModelAttendParams, values) == 16);
@@ -330,6 +335,7 @@ const _: () = assert!(offset_of!(ModelAttendParams, head_stride) == 72);
 const _: () = assert!(offset_of!(ModelAttendParams, capacity) == 76);
 const _: () = assert!(offset_of!(ModelAttendParams, min_span) == 80);
 const _: () = assert!(offset_of!(ModelAttendParams, part_len) == 84);
+const _: () = assert!(offset_of!(ModelAttendParams, cache_f32) == 88);
 
 // SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
 unsafe impl Params for ModelAttendParams {}
@@ -352,6 +358,8 @@ pub(crate) struct ModelDenseParams {
     pub(crate) cols: u32,
     /// `batch`
     pub(crate) batch: u32,
+    /// gemm: 0 f32, 1 f16, 2 bf16
+    pub(crate) weight_type: u32,
 }
 
 const _: () = assert!(size_of::<ModelDenseParams>() == 48);
@@ -362,6 +370,7 @@ const _: () = assert!(offset_of!(ModelDenseParams, y_stride) == 24);
 const _: () = assert!(offset_of!(ModelDenseParams, rows) == 32);
 const _: () = assert!(offset_of!(ModelDenseParams, cols) == 36);
 const _: () = assert!(offset_of!(ModelDenseParams, batch) == 40);
+const _: () = assert!(offset_of!(ModelDenseParams, weight_type) == 44);
 
 // SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
 unsafe impl Params for ModelDenseParams {}
@@ -407,7 +416,7 @@ pub(crate) struct RhtParams {
     pub(crate) batch: u32,
     /// columns of a block, a multiple of 128
     pub(crate) chunk: u32,
-    /// bit 0: inverse; bit 1: x allows loads of 4 values; bit 2: y allows stores of 4 values
+    /// 1: inverse; 2: x allows loads of 4 values; 4: y allows stores of 4 values; 8: x is f16; 16: x is bf16; 32: y is f16
     pub(crate) flags: u32,
     /// what u is multiplied with before it is rounded to f16
     pub(crate) factor: f32,
@@ -468,13 +477,17 @@ pub(crate) struct RiceDecodeParams {
     pub(crate) rows: u32,
     /// `cols`
     pub(crate) cols: u32,
+    /// element type: 0 i32, 1 i16, 2 i8, 3 f32, 4 f16, 5 bf16
+    pub(crate) kind: u32,
+    /// dimension of the lattice
+    pub(crate) dim: u32,
     /// `step`
     pub(crate) step: f32,
     /// parameter of each class of symbols
     pub(crate) ks: [u32; 2],
 }
 
-const _: () = assert!(size_of::<RiceDecodeParams>() == 88);
+const _: () = assert!(size_of::<RiceDecodeParams>() == 96);
 const _: () = assert!(offset_of!(RiceDecodeParams, words) == 0);
 const _: () = assert!(offset_of!(RiceDecodeParams, bases) == 8);
 const _: () = assert!(offset_of!(RiceDecodeParams, offsets) == 16);
@@ -486,8 +499,10 @@ const _: () = assert!(offset_of!(RiceDecodeParams, n_words) == 56);
 const _: () = assert!(offset_of!(RiceDecodeParams, n_streams) == 64);
 const _: () = assert!(offset_of!(RiceDecodeParams, rows) == 68);
 const _: () = assert!(offset_of!(RiceDecodeParams, cols) == 72);
-const _: () = assert!(offset_of!(RiceDecodeParams, step) == 76);
-const _: () = assert!(offset_of!(RiceDecodeParams, ks) == 80);
+const _: () = assert!(offset_of!(RiceDecodeParams, kind) == 76);
+const _: () = assert!(offset_of!(RiceDecodeParams, dim) == 80);
+const _: () = assert!(offset_of!(RiceDecodeParams, step) == 84);
+const _: () = assert!(offset_of!(RiceDecodeParams, ks) == 88);
 
 // SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
 unsafe impl Params for RiceDecodeParams {}
@@ -514,10 +529,10 @@ pub(crate) struct RiceRowsParams {
     pub(crate) rows: u32,
     /// `cols`
     pub(crate) cols: u32,
+    /// dimension of the lattice
+    pub(crate) dim: u32,
     /// lanes per row, a power of two up to 32
     pub(crate) group: u32,
-    /// `n_batch`
-    pub(crate) n_batch: u32,
     /// `step`
     pub(crate) step: f32,
     /// parameter of each class of symbols
@@ -534,8 +549,8 @@ const _: () = assert!(offset_of!(RiceRowsParams, y) == 40);
 const _: () = assert!(offset_of!(RiceRowsParams, n_words) == 48);
 const _: () = assert!(offset_of!(RiceRowsParams, rows) == 56);
 const _: () = assert!(offset_of!(RiceRowsParams, cols) == 60);
-const _: () = assert!(offset_of!(RiceRowsParams, group) == 64);
-const _: () = assert!(offset_of!(RiceRowsParams, n_batch) == 68);
+const _: () = assert!(offset_of!(RiceRowsParams, dim) == 64);
+const _: () = assert!(offset_of!(RiceRowsParams, group) == 68);
 const _: () = assert!(offset_of!(RiceRowsParams, step) == 72);
 const _: () = assert!(offset_of!(RiceRowsParams, ks) == 76);
 
@@ -583,6 +598,8 @@ pub(crate) struct ExactCopyParams {
     pub(crate) out: u64,
     /// `cols`
     pub(crate) cols: u32,
+    /// element type: 0 i32, 1 i16, 2 i8, 3 f32, 4 f16, 5 bf16
+    pub(crate) kind: u32,
 }
 
 const _: () = assert!(size_of::<ExactCopyParams>() == 32);
@@ -590,6 +607,7 @@ const _: () = assert!(offset_of!(ExactCopyParams, values) == 0);
 const _: () = assert!(offset_of!(ExactCopyParams, index) == 8);
 const _: () = assert!(offset_of!(ExactCopyParams, out) == 16);
 const _: () = assert!(offset_of!(ExactCopyParams, cols) == 24);
+const _: () = assert!(offset_of!(ExactCopyParams, kind) == 28);
 
 // SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
 unsafe impl Params for ExactCopyParams {}
@@ -620,13 +638,17 @@ pub(crate) struct AnsLatticeParams {
     pub(crate) rows: u32,
     /// `cols`
     pub(crate) cols: u32,
+    /// element type: 0 i32, 1 i16, 2 i8, 3 f32, 4 f16, 5 bf16
+    pub(crate) kind: u32,
+    /// dimension of the lattice
+    pub(crate) dim: u32,
     /// `raw_bits`
     pub(crate) raw_bits: u32,
     /// `step`
     pub(crate) step: f32,
 }
 
-const _: () = assert!(size_of::<AnsLatticeParams>() == 80);
+const _: () = assert!(size_of::<AnsLatticeParams>() == 88);
 const _: () = assert!(offset_of!(AnsLatticeParams, words) == 0);
 const _: () = assert!(offset_of!(AnsLatticeParams, starts) == 8);
 const _: () = assert!(offset_of!(AnsLatticeParams, tables) == 16);
@@ -638,8 +660,10 @@ const _: () = assert!(offset_of!(AnsLatticeParams, n_streams) == 56);
 const _: () = assert!(offset_of!(AnsLatticeParams, n_contexts) == 60);
 const _: () = assert!(offset_of!(AnsLatticeParams, rows) == 64);
 const _: () = assert!(offset_of!(AnsLatticeParams, cols) == 68);
-const _: () = assert!(offset_of!(AnsLatticeParams, raw_bits) == 72);
-const _: () = assert!(offset_of!(AnsLatticeParams, step) == 76);
+const _: () = assert!(offset_of!(AnsLatticeParams, kind) == 72);
+const _: () = assert!(offset_of!(AnsLatticeParams, dim) == 76);
+const _: () = assert!(offset_of!(AnsLatticeParams, raw_bits) == 80);
+const _: () = assert!(offset_of!(AnsLatticeParams, step) == 84);
 
 // SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
 unsafe impl Params for AnsLatticeParams {}
@@ -672,6 +696,8 @@ pub(crate) struct AnsTrellisParams {
     pub(crate) rows: u32,
     /// `cols`
     pub(crate) cols: u32,
+    /// element type: 0 i32, 1 i16, 2 i8, 3 f32, 4 f16, 5 bf16
+    pub(crate) kind: u32,
     /// `raw_bits`
     pub(crate) raw_bits: u32,
     /// `step`
@@ -680,7 +706,7 @@ pub(crate) struct AnsTrellisParams {
     pub(crate) taps: [u32; 2],
 }
 
-const _: () = assert!(size_of::<AnsTrellisParams>() == 96);
+const _: () = assert!(size_of::<AnsTrellisParams>() == 104);
 const _: () = assert!(offset_of!(AnsTrellisParams, words) == 0);
 const _: () = assert!(offset_of!(AnsTrellisParams, starts) == 8);
 const _: () = assert!(offset_of!(AnsTrellisParams, tables) == 16);
@@ -693,9 +719,10 @@ const _: () = assert!(offset_of!(AnsTrellisParams, n_streams) == 64);
 const _: () = assert!(offset_of!(AnsTrellisParams, reach) == 68);
 const _: () = assert!(offset_of!(AnsTrellisParams, rows) == 72);
 const _: () = assert!(offset_of!(AnsTrellisParams, cols) == 76);
-const _: () = assert!(offset_of!(AnsTrellisParams, raw_bits) == 80);
-const _: () = assert!(offset_of!(AnsTrellisParams, step) == 84);
-const _: () = assert!(offset_of!(AnsTrellisParams, taps) == 88);
+const _: () = assert!(offset_of!(AnsTrellisParams, kind) == 80);
+const _: () = assert!(offset_of!(AnsTrellisParams, raw_bits) == 84);
+const _: () = assert!(offset_of!(AnsTrellisParams, step) == 88);
+const _: () = assert!(offset_of!(AnsTrellisParams, taps) == 92);
 
 // SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
 unsafe impl Params for AnsTrellisParams {}
@@ -771,6 +798,8 @@ pub(crate) struct QuantizeStreamParams {
     pub(crate) alpha: f32,
     /// parameter of each class
     pub(crate) k: [u32; 2],
+    /// 0 counts, 1 lengths, 2 writes
+    pub(crate) mode: u32,
 }
 
 const _: () = assert!(size_of::<QuantizeStreamParams>() == 80);
@@ -784,6 +813,7 @@ const _: () = assert!(offset_of!(QuantizeStreamParams, n_values) == 48);
 const _: () = assert!(offset_of!(QuantizeStreamParams, n_streams) == 56);
 const _: () = assert!(offset_of!(QuantizeStreamParams, alpha) == 64);
 const _: () = assert!(offset_of!(QuantizeStreamParams, k) == 68);
+const _: () = assert!(offset_of!(QuantizeStreamParams, mode) == 76);
 
 // SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
 unsafe impl Params for QuantizeStreamParams {}
@@ -919,7 +949,7 @@ unsafe impl Params for ViterbiGainsParams {}
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(crate) struct RiceGemvParams {
-    /// `const uint32_t*`: `[n_groups * n_segments, n_chunks, 32, 2 K]`, signs and low bits
+    /// `const uint32_t*`: `[n_groups * n_segments, n_halves, 32, K]`, signs and low bits
     pub(crate) planes: u64,
     /// `const uint32_t*`: `[row0[tasks], 32]`, unary parts
     pub(crate) unary: u64,
@@ -937,7 +967,7 @@ pub(crate) struct RiceGemvParams {
     pub(crate) scales: u64,
     /// `float*`: `[n_batch, rows]`
     pub(crate) y: u64,
-    /// `float*`: `[n_batch, n_segments, 32 n_groups]`, scratch
+    /// `float*`: `[n_batch, n_segments, 16 n_groups]`, scratch
     pub(crate) partial: u64,
     /// `uint32_t*`: `[n_groups]`, zero between launches
     pub(crate) counters: u64,
@@ -945,15 +975,15 @@ pub(crate) struct RiceGemvParams {
     pub(crate) rows: u32,
     /// `cols`
     pub(crate) cols: u32,
-    /// of 32 rows
+    /// of 16 rows
     pub(crate) n_groups: u32,
-    /// of at most 512 columns
+    /// of at most 1024 columns
     pub(crate) n_segments: u32,
-    /// chunks of 64 columns of the widest segment
-    pub(crate) n_chunks: u32,
+    /// of 64 columns in the widest segment
+    pub(crate) n_halves: u32,
     /// unary rows of the longest task, and one more
     pub(crate) stage_rows: u32,
-    /// up to BATCH
+    /// up to 8
     pub(crate) n_batch: u32,
     /// `step`
     pub(crate) step: f32,
@@ -975,7 +1005,7 @@ const _: () = assert!(offset_of!(RiceGemvParams, rows) == 88);
 const _: () = assert!(offset_of!(RiceGemvParams, cols) == 92);
 const _: () = assert!(offset_of!(RiceGemvParams, n_groups) == 96);
 const _: () = assert!(offset_of!(RiceGemvParams, n_segments) == 100);
-const _: () = assert!(offset_of!(RiceGemvParams, n_chunks) == 104);
+const _: () = assert!(offset_of!(RiceGemvParams, n_halves) == 104);
 const _: () = assert!(offset_of!(RiceGemvParams, stage_rows) == 108);
 const _: () = assert!(offset_of!(RiceGemvParams, n_batch) == 112);
 const _: () = assert!(offset_of!(RiceGemvParams, step) == 116);

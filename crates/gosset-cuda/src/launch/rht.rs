@@ -28,49 +28,45 @@ const FEW_ROWS_CHUNK: u32 = 512;
 /// Columns of a block where the rows fill the device.
 const MANY_ROWS_CHUNK: u32 = 2048;
 
-/// Columns of a block that looks for the largest value of its row first: the more of the row it transforms, the fewer
-/// blocks read the row for that.
-const ROW_SCALE_CHUNK: u32 = 4096;
-
 /// Columns that a block joins in shared memory (`LONG` of `rht.cu`); longer tiles take a second kernel.
 const LONG: u32 = 1 << 14;
 
 const MAX_GRID_ROWS: usize = 65535;
 
+// Flags of `RhtParams`.
 const INVERSE: u32 = 1;
 const VECTOR_X: u32 = 2;
 const VECTOR_Y: u32 = 4;
+const F16_X: u32 = 8;
+const BF16_X: u32 = 16;
+const F16_Y: u32 = 32;
 
 /// Element types of the rows that are transformed.
-pub trait RhtInput: DeviceType + sealed::Sealed {
-    /// Name of the kernel that writes f32.
-    #[doc(hidden)]
-    const TO_F32: &'static str;
-    /// Name of the kernel that writes f16.
-    #[doc(hidden)]
-    const TO_F16: &'static str;
-}
+pub trait RhtInput: DeviceType + sealed::Input {}
+
+impl RhtInput for f32 {}
+impl RhtInput for f16 {}
+impl RhtInput for bf16 {}
 
 mod sealed {
-    pub trait Sealed {}
-    impl Sealed for f32 {}
-    impl Sealed for half::f16 {}
-    impl Sealed for half::bf16 {}
-}
+    use half::{bf16, f16};
 
-impl RhtInput for f32 {
-    const TO_F32: &'static str = "rht_f32_f32";
-    const TO_F16: &'static str = "rht_f32_f16";
-}
+    pub trait Input {
+        /// What tells the kernel the type.
+        const FLAG: u32;
+    }
 
-impl RhtInput for f16 {
-    const TO_F32: &'static str = "rht_f16_f32";
-    const TO_F16: &'static str = "rht_f16_f16";
-}
+    impl Input for f32 {
+        const FLAG: u32 = 0;
+    }
 
-impl RhtInput for bf16 {
-    const TO_F32: &'static str = "rht_bf16_f32";
-    const TO_F16: &'static str = "rht_bf16_f16";
+    impl Input for f16 {
+        const FLAG: u32 = super::F16_X;
+    }
+
+    impl Input for bf16 {
+        const FLAG: u32 = super::BF16_X;
+    }
 }
 
 /// How transformed values fit into f16.
@@ -176,7 +172,7 @@ impl DeviceRht {
         match y {
             RhtOutput::F32(y) => {
                 check_len("rht output", n, y.len())?;
-                self.to_f32::<X>(stream, x.ptr(), y.ptr(), batch, 0)
+                self.to_f32(stream, x.ptr(), y.ptr(), batch, X::FLAG)
             }
             RhtOutput::F16 { y, scale } => {
                 check_len("rht output", n, y.len())?;
@@ -187,11 +183,11 @@ impl DeviceRht {
                         (1.0, rows.ptr())
                     }
                 };
-                let params = RhtParams { x: x.ptr(), y: y.ptr(), row_scale, factor, ..self.template };
+                let params = RhtParams { x: x.ptr(), y: y.ptr(), row_scale, factor, flags: X::FLAG, ..self.template };
                 if self.longest <= LONG {
-                    return self.chunks::<X, f16>(stream, X::TO_F16, params, batch);
+                    return self.chunks(stream, RhtParams { flags: X::FLAG | F16_Y, ..params }, batch);
                 }
-                self.f16_by_way_of_f32::<X>(stream, params, batch, n)
+                self.f16_by_way_of_f32(stream, params, batch, n)
             }
         }
     }
@@ -207,7 +203,7 @@ impl DeviceRht {
         batch: usize,
     ) -> Result<(), CudaError> {
         self.check(batch, rows.len())?;
-        self.to_f32::<f32>(stream, rows.ptr(), rows.ptr(), batch, 0)
+        self.to_f32(stream, rows.ptr(), rows.ptr(), batch, 0)
     }
 
     /// Puts the inverse transform of `batch` rows into the stream, in place.
@@ -221,7 +217,7 @@ impl DeviceRht {
         batch: usize,
     ) -> Result<(), CudaError> {
         self.check(batch, rows.len())?;
-        self.to_f32::<f32>(stream, rows.ptr(), rows.ptr(), batch, INVERSE)
+        self.to_f32(stream, rows.ptr(), rows.ptr(), batch, INVERSE)
     }
 
     /// Number of values of `batch` rows, which `found` must be.
@@ -232,24 +228,17 @@ impl DeviceRht {
         Ok(n)
     }
 
-    fn to_f32<X: RhtInput>(
-        &self,
-        stream: StreamRef<'_>,
-        x: u64,
-        y: u64,
-        batch: usize,
-        flags: u32,
-    ) -> Result<(), CudaError> {
+    fn to_f32(&self, stream: StreamRef<'_>, x: u64, y: u64, batch: usize, flags: u32) -> Result<(), CudaError> {
         let params = RhtParams { x, y, flags, ..self.template };
-        self.chunks::<X, f32>(stream, X::TO_F32, params, batch)?;
+        self.chunks(stream, params, batch)?;
         if self.longest > LONG {
-            self.long(stream, "rht_long_f32", RhtParams { x: y, ..params }, batch)?;
+            self.long(stream, RhtParams { x: y, ..params }, batch)?;
         }
         Ok(())
     }
 
     /// Tiles that no block's shared memory holds pass through f32 rows of device memory, which the stream allocates.
-    fn f16_by_way_of_f32<X: RhtInput>(
+    fn f16_by_way_of_f32(
         &self,
         stream: StreamRef<'_>,
         params: RhtParams,
@@ -265,24 +254,20 @@ impl DeviceRht {
         let rows = unsafe { result::malloc_async(stream.cu(), bytes) }
             .map_err(|error| CudaError::driver("cuMemAllocAsync", error))?;
         let done = self
-            .chunks::<X, f32>(stream, X::TO_F32, RhtParams { y: rows, ..params }, batch)
-            .and_then(|()| self.long(stream, "rht_long_f16", RhtParams { x: rows, ..params }, batch));
+            .chunks(stream, RhtParams { y: rows, ..params }, batch)
+            .and_then(|()| self.long(stream, RhtParams { x: rows, flags: F16_Y, ..params }, batch));
         // SAFETY: allocated above, used by nothing after this point of the stream.
         let freed = unsafe { result::free_async(rows, stream.cu()) };
         done?;
         freed.map_err(|error| CudaError::driver("cuMemFreeAsync", error))
     }
 
-    fn chunks<X: RhtInput, Y: DeviceType>(
-        &self,
-        stream: StreamRef<'_>,
-        entry: &'static str,
-        mut params: RhtParams,
-        batch: usize,
-    ) -> Result<(), CudaError> {
-        let whole = |ptr: u64, bytes: usize| self.width.is_multiple_of(4) && ptr.is_multiple_of(4 * bytes as u64);
-        params.flags |= if whole(params.x, size_of::<X>()) { VECTOR_X } else { 0 };
-        params.flags |= if whole(params.y, size_of::<Y>()) { VECTOR_Y } else { 0 };
+    fn chunks(&self, stream: StreamRef<'_>, mut params: RhtParams, batch: usize) -> Result<(), CudaError> {
+        let whole = |ptr: u64, bytes: u64| self.width.is_multiple_of(4) && ptr.is_multiple_of(4 * bytes);
+        let flag = |flags: u32| params.flags & flags != 0;
+        let (x_bytes, y_bytes) = (if flag(F16_X | BF16_X) { 2 } else { 4 }, if flag(F16_Y) { 2 } else { 4 });
+        params.flags |= if whole(params.x, x_bytes) { VECTOR_X } else { 0 };
+        params.flags |= if whole(params.y, y_bytes) { VECTOR_Y } else { 0 };
         let shape = Shape::new(self.longest, params.width, batch, self.gpu.info().n_sms, params.row_scale != 0);
         params.chunk = shape.chunk;
         let launch = Launch {
@@ -291,22 +276,16 @@ impl DeviceRht {
             shared_bytes: if self.longest > WINDOW { shape.chunk * 4 } else { 0 },
             programmatic: true,
         };
-        self.launch(stream, entry, launch, params, batch)
+        self.launch(stream, "rht", launch, params, batch)
     }
 
-    fn long(
-        &self,
-        stream: StreamRef<'_>,
-        entry: &'static str,
-        params: RhtParams,
-        batch: usize,
-    ) -> Result<(), CudaError> {
+    fn long(&self, stream: StreamRef<'_>, params: RhtParams, batch: usize) -> Result<(), CudaError> {
         let launch = Launch {
             grid: [params.width.div_ceil(256), batch.min(MAX_GRID_ROWS) as u32, 1],
             block: [256, 1, 1],
             ..Launch::default()
         };
-        self.launch(stream, entry, launch, params, batch)
+        self.launch(stream, "rht_long", launch, params, batch)
     }
 
     fn launch(
@@ -345,7 +324,15 @@ impl Shape {
         match (row_scale, many) {
             (false, false) => Self { chunk: FEW_ROWS_CHUNK, threads: 128 },
             (false, true) => Self { chunk: MANY_ROWS_CHUNK, threads: 128 },
-            (true, true) => Self { chunk: ROW_SCALE_CHUNK, threads: 256 },
+            // A block that looks for the largest value of its row transforms as much of it as it can.
+            (true, true) => Self {
+                chunk: width.next_multiple_of(WINDOW).min(16384),
+                threads: match (batch >= 2 * n_sms as usize, width <= 8192) {
+                    (true, true) => 256,
+                    (true, false) => 512,
+                    (false, _) => 1024,
+                },
+            },
             (true, false) => Self { chunk: 1024, threads: if width <= 4096 { 512 } else { 1024 } },
         }
     }

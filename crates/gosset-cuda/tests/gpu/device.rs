@@ -8,7 +8,7 @@ use crate::gpu;
 fn what_goes_up_comes_down() {
     let Some(gpu) = gpu() else { return };
     eprintln!("{}", gpu.info());
-    let data: Vec<u32> = (0..100_003).map(|i| i * 2_654_435_761).collect();
+    let data: Vec<u32> = (0..100_003).map(|i: u32| i.wrapping_mul(2_654_435_761)).collect();
     let before = gpu.allocated_bytes();
     let mut buffer = gpu.upload(&data).unwrap();
     assert_eq!(gpu.download(buffer.as_slice()).unwrap(), data);

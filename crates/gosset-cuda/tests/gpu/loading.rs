@@ -11,7 +11,7 @@ const FUTURE: &str = ".version 99.0\n.target sm_80\n.address_size 64\n\n.visible
 /// The probe's result on this device, checked.
 fn check_probe(gpu: &Gpu) {
     for n in [0, 1, 255, 256, 257, 100_003] {
-        let data: Vec<u32> = (0..n).map(|i| i * 2_654_435_761).collect();
+        let data: Vec<u32> = (0..n).map(|i: u32| i.wrapping_mul(2_654_435_761)).collect();
         let mut y = gpu.upload(&data).unwrap();
         let stream = gpu.stream().unwrap();
         probe::affine(gpu, stream.as_ref(), y.as_mut(), 0x9e37_79b9).unwrap();
