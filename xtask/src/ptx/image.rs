@@ -56,18 +56,27 @@ pub(super) fn version(body: &str) -> Result<(u32, u32)> {
 /// The text with another `.version`.
 pub(super) fn with_version(body: &str, (major, minor): (u32, u32)) -> Result<String> {
     let (was_major, was_minor) = version(body)?;
-    let was = format!("\n.version {was_major}.{was_minor}\n");
+    let was = format!(".version {was_major}.{was_minor}\n");
     ensure!(body.matches(&was).count() == 1, "expected one line .version {was_major}.{was_minor}");
-    Ok(body.replacen(&was, &format!("\n.version {major}.{minor}\n"), 1))
+    Ok(body.replacen(&was, &format!(".version {major}.{minor}\n"), 1))
 }
 
-/// The text without the hints that name the bytes used of a wider load.
+/// The text without what nothing reads: comments, blank lines, indentation, and the hints that name the bytes used of a
+/// wider load.
 ///
-/// They are the only reason why plain kernels would need PTX 8.3 (CUDA 12.3): hints by the definition of the PTX ISA,
-/// which a compiler may ignore.
-pub(super) fn without_hints(body: &str) -> String {
-    let is_hint = |line: &&str| line.trim_start().starts_with(".pragma \"used_bytes_mask ");
-    body.split_inclusive('\n').filter(|line| !is_hint(line)).collect()
+/// A sixth of the text goes. The hints are the only reason why plain kernels would need PTX 8.3 (CUDA 12.3); by the
+/// definition of the PTX ISA a compiler may ignore them.
+pub(super) fn compact(body: &str) -> String {
+    let mut out = String::with_capacity(body.len());
+    for line in body.lines().map(str::trim) {
+        if line.is_empty() || line.starts_with("//") || line.starts_with(".pragma \"used_bytes_mask ") {
+            continue;
+        }
+        // The compiler separates operation and operands by a space and a tab.
+        out.push_str(&line.replace(" \t", " "));
+        out.push('\n');
+    }
+    out
 }
 
 /// The text with the same names wherever the source lies.
@@ -131,9 +140,11 @@ mod tests {
     const BODY: &str = "//\n// Compiler\n.version 9.0\n.target sm_80\n.address_size 64\n";
 
     #[test]
-    fn hints_are_dropped_and_nothing_else() {
-        let with = "\tadd.s32 \t%r1, %r2, 1;\n\t.pragma \"used_bytes_mask 15\";\n\t.pragma \"nounroll\";\n";
-        assert_eq!(without_hints(with), "\tadd.s32 \t%r1, %r2, 1;\n\t.pragma \"nounroll\";\n");
+    fn nothing_that_is_read_is_dropped() {
+        let with = "//\n// Compiler\n\n.version 9.0\n{\n\tadd.s32 \t%r1, %r2, 1;\n\t// begin inline asm\n\
+                    \t.pragma \"used_bytes_mask 15\";\n\t.pragma \"nounroll\";\n$L__BB0_2:\n\tret;\n\n}\n";
+        let without = ".version 9.0\n{\nadd.s32 %r1, %r2, 1;\n.pragma \"nounroll\";\n$L__BB0_2:\nret;\n}\n";
+        assert_eq!(compact(with), without);
     }
 
     #[test]

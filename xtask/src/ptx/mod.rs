@@ -38,6 +38,9 @@ mod spec;
 /// Compilers that run at once.
 const JOBS: usize = 2;
 
+/// Most bytes of PTX that the crate may embed: they are in every binary that links it, and a published crate has a limit.
+const MAX_BYTES: u64 = 8_000_000;
+
 #[derive(Debug, Args)]
 pub(crate) struct PtxArgs {
     /// Rebuild and compare with the committed files byte for byte; write nothing.
@@ -152,7 +155,9 @@ pub(crate) fn run(workspace: &Workspace, args: &PtxArgs) -> Result<ExitCode> {
         }
     }
     let what = if args.check { "compared" } else { "built" };
-    eprintln!("{what} {n_built} of {} in {:.1} s", jobs_of(&spec).count(), begin.elapsed().as_secs_f64());
+    let (n, seconds) = (jobs_of(&spec).count(), begin.elapsed().as_secs_f64());
+    let megabytes = bytes(&spec, &folders) as f64 / 1e6;
+    eprintln!("{what} {n_built} of {n} in {seconds:.1} s; {megabytes:.1} MB of PTX in all");
     Ok(ExitCode::SUCCESS)
 }
 
@@ -184,11 +189,22 @@ pub(crate) fn check_fresh(workspace: &Workspace) -> Result<()> {
     if !failures.is_empty() {
         bail!("{} stale files; run `cargo xtask ptx`", failures.len());
     }
+    let found = bytes(&spec, &folders);
+    ensure!(
+        found <= MAX_BYTES,
+        "expected at most {MAX_BYTES} bytes of PTX, found {found}: unroll less, or fewer targets"
+    );
     Ok(())
 }
 
 fn jobs_of(spec: &Spec) -> impl Iterator<Item = Job<'_>> {
     spec.modules.iter().flat_map(|module| module.targets.iter().map(move |target| Job { module, target }))
+}
+
+/// Bytes of the committed PTX of all jobs.
+fn bytes(spec: &Spec, folders: &Folders) -> u64 {
+    let path = |job: Job<'_>| folders.ptx.join(job.module.file(job.target));
+    jobs_of(spec).filter_map(|job| Some(fs::metadata(path(job)).ok()?.len())).sum()
 }
 
 /// The committed PTX of a job, its text held to its digest.
@@ -201,8 +217,7 @@ fn committed(folders: &Folders, job: Job<'_>) -> Result<Header> {
 fn build(spec: &Spec, nvcc: &Nvcc, folders: &Folders, job: Job<'_>, inputs: &str) -> Result<String> {
     let Job { module, target } = job;
     let begin = Instant::now();
-    let body =
-        image::without_paths(&module.source, &image::without_hints(&nvcc.ptx(&folders.kernels, module, target)?));
+    let body = image::without_paths(&module.source, &image::compact(&nvcc.ptx(&folders.kernels, module, target)?));
     image::check_entries(spec, module, &body)?;
     let own = image::version(&body)?;
     let mut refusal = None;

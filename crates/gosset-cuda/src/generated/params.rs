@@ -94,6 +94,8 @@ pub(crate) struct ModelNormParams {
     pub(crate) delta_bias: u64,
     /// `const float*`: `[cols]`
     pub(crate) weight: u64,
+    /// `const uint32_t*`: of a rotation by tiles of 128, or null
+    pub(crate) signs: u64,
     /// `float*`: `[n, cols]`
     pub(crate) out: u64,
     /// `cols`
@@ -102,14 +104,15 @@ pub(crate) struct ModelNormParams {
     pub(crate) eps: f32,
 }
 
-const _: () = assert!(size_of::<ModelNormParams>() == 48);
+const _: () = assert!(size_of::<ModelNormParams>() == 56);
 const _: () = assert!(offset_of!(ModelNormParams, x) == 0);
 const _: () = assert!(offset_of!(ModelNormParams, delta) == 8);
 const _: () = assert!(offset_of!(ModelNormParams, delta_bias) == 16);
 const _: () = assert!(offset_of!(ModelNormParams, weight) == 24);
-const _: () = assert!(offset_of!(ModelNormParams, out) == 32);
-const _: () = assert!(offset_of!(ModelNormParams, cols) == 40);
-const _: () = assert!(offset_of!(ModelNormParams, eps) == 44);
+const _: () = assert!(offset_of!(ModelNormParams, signs) == 32);
+const _: () = assert!(offset_of!(ModelNormParams, out) == 40);
+const _: () = assert!(offset_of!(ModelNormParams, cols) == 48);
+const _: () = assert!(offset_of!(ModelNormParams, eps) == 52);
 
 // SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
 unsafe impl Params for ModelNormParams {}
@@ -204,6 +207,8 @@ pub(crate) struct ModelSiluParams {
     pub(crate) up: u64,
     /// `const float*`: `[2, cols]`, or null
     pub(crate) bias: u64,
+    /// `const uint32_t*`: of a rotation by tiles of 128, or null
+    pub(crate) signs: u64,
     /// `float*`: `[n, cols]`
     pub(crate) out: u64,
     /// `gate_stride`
@@ -212,16 +217,20 @@ pub(crate) struct ModelSiluParams {
     pub(crate) up_stride: u32,
     /// `cols`
     pub(crate) cols: u32,
+    /// columns per thread: 4 or 1
+    pub(crate) width: u32,
 }
 
-const _: () = assert!(size_of::<ModelSiluParams>() == 48);
+const _: () = assert!(size_of::<ModelSiluParams>() == 56);
 const _: () = assert!(offset_of!(ModelSiluParams, gate) == 0);
 const _: () = assert!(offset_of!(ModelSiluParams, up) == 8);
 const _: () = assert!(offset_of!(ModelSiluParams, bias) == 16);
-const _: () = assert!(offset_of!(ModelSiluParams, out) == 24);
-const _: () = assert!(offset_of!(ModelSiluParams, gate_stride) == 32);
-const _: () = assert!(offset_of!(ModelSiluParams, up_stride) == 36);
-const _: () = assert!(offset_of!(ModelSiluParams, cols) == 40);
+const _: () = assert!(offset_of!(ModelSiluParams, signs) == 24);
+const _: () = assert!(offset_of!(ModelSiluParams, out) == 32);
+const _: () = assert!(offset_of!(ModelSiluParams, gate_stride) == 40);
+const _: () = assert!(offset_of!(ModelSiluParams, up_stride) == 44);
+const _: () = assert!(offset_of!(ModelSiluParams, cols) == 48);
+const _: () = assert!(offset_of!(ModelSiluParams, width) == 52);
 
 // SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
 unsafe impl Params for ModelSiluParams {}
@@ -1300,6 +1309,156 @@ const _: () = assert!(offset_of!(ShiftExactRowsParams, out_type) == 36);
 
 // SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
 unsafe impl Params for ShiftExactRowsParams {}
+
+/// `y = x W^T` for 2 to 64 activations (shift_gemm.cu).
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct ShiftGemmParams {
+    /// `const uint32_t*`: as for one activation
+    pub(crate) words: u64,
+    /// `const uint32_t*`
+    pub(crate) histories: u64,
+    /// `const uint32_t*`
+    pub(crate) table: u64,
+    /// `const uint32_t*`: `[row_units, n_blocks, 512]`
+    pub(crate) x: u64,
+    /// `const float*`: `[batch]`
+    pub(crate) x_scales: u64,
+    /// `const __nv_bfloat16*`: `[rows]`
+    pub(crate) scales: u64,
+    /// `float*`: `[batch, rows]`
+    pub(crate) y: u64,
+    /// `float*`: `[splits, batch, rows]` if there are several
+    pub(crate) parts: u64,
+    /// `rows`
+    pub(crate) rows: u32,
+    /// `row_units`
+    pub(crate) row_units: u32,
+    /// `n_row_tiles`
+    pub(crate) n_row_tiles: u32,
+    /// row tiles of a block
+    pub(crate) n_tiles: u32,
+    /// units of a split
+    pub(crate) split_units: u32,
+    /// blocks of 8 activations
+    pub(crate) n_blocks: u32,
+    /// units of a stage and half: 8 / n_blocks
+    pub(crate) stage_units: u32,
+    /// `batch`
+    pub(crate) batch: u32,
+    /// `m0`
+    pub(crate) m0: u32,
+    /// `m1`
+    pub(crate) m1: u32,
+    /// `step`
+    pub(crate) step: f32,
+}
+
+const _: () = assert!(size_of::<ShiftGemmParams>() == 112);
+const _: () = assert!(offset_of!(ShiftGemmParams, words) == 0);
+const _: () = assert!(offset_of!(ShiftGemmParams, histories) == 8);
+const _: () = assert!(offset_of!(ShiftGemmParams, table) == 16);
+const _: () = assert!(offset_of!(ShiftGemmParams, x) == 24);
+const _: () = assert!(offset_of!(ShiftGemmParams, x_scales) == 32);
+const _: () = assert!(offset_of!(ShiftGemmParams, scales) == 40);
+const _: () = assert!(offset_of!(ShiftGemmParams, y) == 48);
+const _: () = assert!(offset_of!(ShiftGemmParams, parts) == 56);
+const _: () = assert!(offset_of!(ShiftGemmParams, rows) == 64);
+const _: () = assert!(offset_of!(ShiftGemmParams, row_units) == 68);
+const _: () = assert!(offset_of!(ShiftGemmParams, n_row_tiles) == 72);
+const _: () = assert!(offset_of!(ShiftGemmParams, n_tiles) == 76);
+const _: () = assert!(offset_of!(ShiftGemmParams, split_units) == 80);
+const _: () = assert!(offset_of!(ShiftGemmParams, n_blocks) == 84);
+const _: () = assert!(offset_of!(ShiftGemmParams, stage_units) == 88);
+const _: () = assert!(offset_of!(ShiftGemmParams, batch) == 92);
+const _: () = assert!(offset_of!(ShiftGemmParams, m0) == 96);
+const _: () = assert!(offset_of!(ShiftGemmParams, m1) == 100);
+const _: () = assert!(offset_of!(ShiftGemmParams, step) == 104);
+
+// SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
+unsafe impl Params for ShiftGemmParams {}
+
+/// Rotated activations in the order of B registers (shift_prepare.cu).
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct ShiftPrepareParams {
+    /// `const void*`: `[batch, cols]`
+    pub(crate) x: u64,
+    /// `const uint32_t*`
+    pub(crate) signs: u64,
+    /// `const uint8_t*`
+    pub(crate) tile_logs: u64,
+    /// `uint32_t*`: `[row_units, blocks, 512]`
+    pub(crate) out: u64,
+    /// `float*`: `[batch]`
+    pub(crate) x_scales: u64,
+    /// `cols`
+    pub(crate) cols: u32,
+    /// `row_units`
+    pub(crate) row_units: u32,
+    /// `batch`
+    pub(crate) batch: u32,
+    /// 0 f32, 1 f16, 2 bf16
+    pub(crate) x_type: u32,
+    /// rows of x allow loads of 16 bytes
+    pub(crate) x_vector: u32,
+    /// `rotation`
+    pub(crate) rotation: u32,
+    /// strings are rows, else tiles
+    pub(crate) rows_order: u32,
+}
+
+const _: () = assert!(size_of::<ShiftPrepareParams>() == 72);
+const _: () = assert!(offset_of!(ShiftPrepareParams, x) == 0);
+const _: () = assert!(offset_of!(ShiftPrepareParams, signs) == 8);
+const _: () = assert!(offset_of!(ShiftPrepareParams, tile_logs) == 16);
+const _: () = assert!(offset_of!(ShiftPrepareParams, out) == 24);
+const _: () = assert!(offset_of!(ShiftPrepareParams, x_scales) == 32);
+const _: () = assert!(offset_of!(ShiftPrepareParams, cols) == 40);
+const _: () = assert!(offset_of!(ShiftPrepareParams, row_units) == 44);
+const _: () = assert!(offset_of!(ShiftPrepareParams, batch) == 48);
+const _: () = assert!(offset_of!(ShiftPrepareParams, x_type) == 52);
+const _: () = assert!(offset_of!(ShiftPrepareParams, x_vector) == 56);
+const _: () = assert!(offset_of!(ShiftPrepareParams, rotation) == 60);
+const _: () = assert!(offset_of!(ShiftPrepareParams, rows_order) == 64);
+
+// SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
+unsafe impl Params for ShiftPrepareParams {}
+
+/// The sum of the splits of a product (shift_prepare.cu).
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct ShiftReduceParams {
+    /// `const float*`: `[n_splits, batch, rows]`
+    pub(crate) parts: u64,
+    /// `const float*`: `[batch]`
+    pub(crate) x_scales: u64,
+    /// `const __nv_bfloat16*`: `[rows]`
+    pub(crate) scales: u64,
+    /// `float*`: `[batch, rows]`
+    pub(crate) y: u64,
+    /// `rows`
+    pub(crate) rows: u32,
+    /// `batch`
+    pub(crate) batch: u32,
+    /// `n_splits`
+    pub(crate) n_splits: u32,
+    /// `step`
+    pub(crate) step: f32,
+}
+
+const _: () = assert!(size_of::<ShiftReduceParams>() == 48);
+const _: () = assert!(offset_of!(ShiftReduceParams, parts) == 0);
+const _: () = assert!(offset_of!(ShiftReduceParams, x_scales) == 8);
+const _: () = assert!(offset_of!(ShiftReduceParams, scales) == 16);
+const _: () = assert!(offset_of!(ShiftReduceParams, y) == 24);
+const _: () = assert!(offset_of!(ShiftReduceParams, rows) == 32);
+const _: () = assert!(offset_of!(ShiftReduceParams, batch) == 36);
+const _: () = assert!(offset_of!(ShiftReduceParams, n_splits) == 40);
+const _: () = assert!(offset_of!(ShiftReduceParams, step) == 44);
+
+// SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
+unsafe impl Params for ShiftReduceParams {}
 
 /// Products of fixed-width weights with up to eight columns.
 #[derive(Clone, Copy, Debug)]
