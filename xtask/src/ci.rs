@@ -51,6 +51,7 @@ pub(crate) fn run(workspace: &Workspace, args: &CiArgs) -> Result<ExitCode> {
         steps.push(("models", Box::new(fetch_models)));
         steps.push(("tests", Box::new(|| tests(workspace, &[]))));
         steps.push(("doctests", Box::new(|| doctests(workspace))));
+        steps.push(("no gpu", Box::new(|| tests_without_gpu(workspace))));
         steps.push(("main job", Box::new(|| xtask(&["eval"]))));
     }
     run_steps(&steps, args.fail_fast)
@@ -144,6 +145,11 @@ fn tests(workspace: &Workspace, rest: &[String]) -> Result<()> {
     };
     args.extend(rest.iter().map(String::as_str));
     cargo(workspace, &args, &[])
+}
+
+/// What the command says of devices when it was built without the feature `gpu`.
+fn tests_without_gpu(workspace: &Workspace) -> Result<()> {
+    cargo(workspace, &["test", "--package", "gosset-cli", "--no-default-features", "--test", "it", "device::"], &[])
 }
 
 fn doctests(workspace: &Workspace) -> Result<()> {

@@ -436,10 +436,14 @@ impl<'a> Run<'a> {
         if interrupt.raised() || !result.complete {
             return Err(Ended::Interrupted);
         }
-        let resident_bytes = peak_heap_bytes + if head.mapped { head.file_bytes } else { 0 };
+        // On a device the file was read once, while loading; what stays is the weights in its memory.
+        let device_bytes = model.resident().device_bytes;
+        let on_device = device_bytes > 0;
+        let mapped_bytes = if head.mapped && !on_device { head.file_bytes } else { 0 };
+        let resident_bytes = peak_heap_bytes + mapped_bytes + device_bytes;
         let window = tokens.protocol.window.min(result.stream_tokens);
         let needs = activations(model.config(), window, rayon::current_num_threads());
-        let bound = head.mapped.then_some(head.file_bytes + 2 * needs.row_block + needs.activations);
+        let bound = (head.mapped && !on_device).then_some(head.file_bytes + 2 * needs.row_block + needs.activations);
         Ok(ReportRow {
             codec: head.codec,
             target_bps: head.target_bps,

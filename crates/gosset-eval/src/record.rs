@@ -143,7 +143,7 @@ pub struct ReportRow {
     pub ppl_sigma: f64,
     /// Difference of mean NLL to the unquantized model, `ln(ppl / ppl_none)`, if that was scored in the same run.
     pub delta_ln: Option<f64>,
-    /// Peak heap while scoring plus bytes of the mapped file.
+    /// Peak heap while scoring plus bytes of the mapped file; on a device, plus bytes of weights in its memory instead.
     pub resident_bytes: u64,
     /// Wall time of scoring.
     pub seconds: f64,

@@ -144,7 +144,10 @@ fn h01_an_old_driver_is_named_before_the_model_is_read() {
     old.fails(7, &["CUDA 11.8", "12.0", "update the driver"]);
     let doctor = run(&bench, &driver, "doctor --json", &env).ok().json();
     let gpu = &doctor["gpu"];
-    assert_eq!((&gpu["driver"], &gpu["minimum_driver"], &gpu["usable"]), (&"11.8".into(), &"12.0".into(), &false.into()));
+    assert_eq!(
+        (&gpu["driver"], &gpu["minimum_driver"], &gpu["usable"]),
+        (&"11.8".into(), &"12.0".into(), &false.into())
+    );
     assert!(gpu["problem"].as_str().unwrap().contains("update the driver"));
 }
 
