@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use gosset_container::Container;
 use gosset_eval::{BosPolicy, PplProtocol, PplResult, evaluate};
-use gosset_quantize::QuantizeOptions;
+use gosset_quantize::{FloatDtype, QuantizeOptions, Silent, dequantize};
 use gosset_runtime::gpu::{self, Gpu, GpuOptions, OpenOptions};
 use gosset_runtime::source::open_source;
 use gosset_runtime::{Device, LanguageModel, LoadOptions};
@@ -45,17 +45,17 @@ fn file(variable: &str, name: &str) -> Option<PathBuf> {
 }
 
 /// Where a model comes from.
-enum From<'a> {
+enum Origin<'a> {
     Source(&'a Path),
     Container(&'a Arc<Container>),
 }
 
-impl From<'_> {
+impl Origin<'_> {
     fn load(&self, device: Device) -> LanguageModel {
         let options = LoadOptions { device, ..LoadOptions::default() };
         match self {
-            From::Source(path) => LanguageModel::from_source(&*open_source(path).unwrap(), &options).unwrap(),
-            From::Container(container) => LanguageModel::from_container(Arc::clone(container), &options).unwrap(),
+            Origin::Source(path) => LanguageModel::from_source(&*open_source(path).unwrap(), &options).unwrap(),
+            Origin::Container(container) => LanguageModel::from_container(Arc::clone(container), &options).unwrap(),
         }
     }
 
@@ -72,7 +72,7 @@ fn perplexity(model: &LanguageModel, ids: &[u32], window: usize, n: usize) -> Pp
 }
 
 /// Asserts that both devices give this text the same perplexity.
-fn assert_same_perplexity(what: &str, from: &From<'_>, gpu: &Gpu, text: &str, window: usize, n: usize) {
+fn assert_same_perplexity(what: &str, from: &Origin<'_>, gpu: &Gpu, text: &str, window: usize, n: usize) {
     let [cpu, device] = from.both(gpu, GpuOptions::default());
     let ids = cpu.require_tokenizer().unwrap().encode(text).unwrap();
     let [expected, found] = [&cpu, &device].map(|model| perplexity(model, &ids, window, n).ppl);
@@ -82,9 +82,13 @@ fn assert_same_perplexity(what: &str, from: &From<'_>, gpu: &Gpu, text: &str, wi
 }
 
 /// Asserts that logits agree and that greedy texts are the same.
-fn assert_same_answers(what: &str, from: &From<'_>, gpu: &Gpu, text: &str) {
-    for options in [GpuOptions::exact(), GpuOptions::default(), GpuOptions::default().graph(false)] {
-        let name = format!("{what}, {options:?}");
+fn assert_same_answers(what: &str, from: &Origin<'_>, gpu: &Gpu, text: &str) {
+    for (kind, options) in [
+        ("exact", GpuOptions::exact()),
+        ("default", GpuOptions::default()),
+        ("without graphs", GpuOptions::default().graph(false)),
+    ] {
+        let name = format!("{what}, {kind}");
         let [cpu, device] = from.both(gpu, options);
         let ids = cpu.require_tokenizer().unwrap().encode(text).unwrap();
         let (expected, found) = (logits(&cpu, &ids[..100]), logits(&device, &ids[..100]));
@@ -114,9 +118,9 @@ fn the_embedded_model_answers_on_the_gpu_as_on_the_cpu() {
     let Some(gpu) = first_gpu() else { return };
     let folder = Folder::new();
     let (model, text, coded) = embedded(&folder);
-    assert_same_answers("unquantized", &From::Source(&model), &gpu, &text);
+    assert_same_answers("unquantized", &Origin::Source(&model), &gpu, &text);
     for (codec, container) in &coded {
-        assert_same_answers(codec, &From::Container(container), &gpu, &text);
+        assert_same_answers(codec, &Origin::Container(container), &gpu, &text);
     }
 }
 
@@ -125,16 +129,16 @@ fn the_embedded_model_has_one_perplexity_on_both_devices() {
     let Some(gpu) = first_gpu() else { return };
     let folder = Folder::new();
     let (model, text, coded) = embedded(&folder);
-    assert_same_perplexity("unquantized", &From::Source(&model), &gpu, &text, 512, 4);
-    assert_same_perplexity("unquantized", &From::Source(&model), &gpu, &text, 2048, 2);
+    assert_same_perplexity("unquantized", &Origin::Source(&model), &gpu, &text, 512, 4);
+    assert_same_perplexity("unquantized", &Origin::Source(&model), &gpu, &text, 2048, 2);
     for (codec, container) in &coded {
-        assert_same_perplexity(codec, &From::Container(container), &gpu, &text, 512, 4);
+        assert_same_perplexity(codec, &Origin::Container(container), &gpu, &text, 512, 4);
     }
 }
 
 /// The model and the text that the project's figures are about.
 const SMOLLM2: &str = "models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf";
-/// A container of it, made by `gosset quantize smollm2 -o smollm2.gosset --codec shift-16 --rate 4`.
+/// A container of it, made by `gosset quantize smollm2 -o smollm2.gosset --codec e8-rice --rate 3 --embeddings 4`.
 const SMOLLM2_CODED: &str = "smollm2.gosset";
 const WIKITEXT2: &str = "wikitext-2/wiki.test.raw";
 
@@ -147,13 +151,17 @@ fn start_of(text: &Path) -> String {
 fn smollm2_has_one_perplexity_on_both_devices() {
     let Some(gpu) = first_gpu() else { return };
     let (Some(model), Some(text)) = (file("GOSSET_CACHE", SMOLLM2), file("GOSSET_DATA", WIKITEXT2)) else { return };
-    assert_same_perplexity("smollm2", &From::Source(&model), &gpu, &start_of(&text), 1024, 2);
+    assert_same_perplexity("smollm2", &Origin::Source(&model), &gpu, &start_of(&text), 1024, 2);
 }
 
 #[test]
 fn smollm2_compressed_has_one_perplexity_on_both_devices() {
     let Some(gpu) = first_gpu() else { return };
     let (Some(path), Some(text)) = (file("GOSSET_DATA", SMOLLM2_CODED), file("GOSSET_DATA", WIKITEXT2)) else { return };
-    let container = Container::open(&path).unwrap();
-    assert_same_perplexity("smollm2, coded", &From::Container(&container), &gpu, &start_of(&text), 1024, 2);
+    let (container, text) = (Container::open(&path).unwrap(), start_of(&text));
+    assert_same_perplexity("smollm2, coded", &Origin::Container(&container), &gpu, &text, 1024, 2);
+    // The same weights, no longer coded.
+    let folder = Folder::new();
+    dequantize(&container, &folder.path("expanded"), FloatDtype::F16, None, &Silent).unwrap();
+    assert_same_perplexity("smollm2, expanded", &Origin::Source(&folder.path("expanded")), &gpu, &text, 1024, 2);
 }
