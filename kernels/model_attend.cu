@@ -1,74 +1,20 @@
-// Causal attention with grouped heads: out = softmax(q . K^T) V, f32 arithmetic, keys and values f16 or f32.
+// Causal attention with grouped heads for few rows: out = softmax(q . K^T) V, f32 arithmetic, keys and values f16 or f32.
 //
 // q: [n, heads, head_dim] f32, rotated and scaled. Keys, values: [kv_heads, capacity, head_stride], head_stride a multiple of 8
 // whose padding is zero. out: [n, heads, head_dim]. Row i sits at position *position + i and sees every position up to its own.
 //
-// split (few rows): grid (n_splits, kv_heads * blocks of 4 heads, n). A block covers one span of positions. Blocks of one row and
-//   head block meet at a counter; the last one merges the spans. The number of spans follows from the position: short texts have
-//   one, and idle blocks leave at once.
-// tile (many rows): grid (row tiles, heads), 256 threads, dynamic shared memory
-//   ((BQ + BK) * (64 * CHUNKS + 4) + BQ * (BK + 4)) * 4 bytes.
+// Grid (n_splits, kv_heads * blocks of 4 heads, n). A block covers one span of positions. Blocks of one row and head block meet at
+// a counter; the last one merges the spans. The number of spans follows from the position: short texts have one, and idle
+// blocks leave at once. Static shared memory: at most 22 KiB.
 // Caller: gosset-cuda/src/launch/model.rs.
 
-#include <cuda_fp16.h>
-
 #include "model.cuh"
+#include "model_cache.cuh"
 #include "params.cuh"
 
 namespace {
 
-constexpr float kLog2E = 1.44269504088896340736f;
-constexpr int kHeads = 4;  // Query heads of a group that a block of the splitting kernel takes.
-constexpr float kNegative = -1e30f;  // Below every score; finite, so that differences are never NaN.
-
-struct Eight {
-    float v[8];
-};
-
-// Eight elements as loaded; unpacked at use, so that more loads fit in registers.
-template <typename C>
-struct Raw;
-template <>
-struct Raw<float> {
-    float4 lo, hi;
-    __device__ __forceinline__ void load(const float* p) {
-        lo = *reinterpret_cast<const float4*>(p);
-        hi = *reinterpret_cast<const float4*>(p + 4);
-    }
-    __device__ __forceinline__ Eight unpack() const { return {{lo.x, lo.y, lo.z, lo.w, hi.x, hi.y, hi.z, hi.w}}; }
-};
-template <>
-struct Raw<__half> {
-    uint4 words;
-    __device__ __forceinline__ void load(const __half* p) { words = *reinterpret_cast<const uint4*>(p); }
-    __device__ __forceinline__ Eight unpack() const {
-        const unsigned w[4] = {words.x, words.y, words.z, words.w};
-        Eight out;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const float2 f = __half22float2(*reinterpret_cast<const __half2*>(&w[i]));
-            out.v[2 * i] = f.x;
-            out.v[2 * i + 1] = f.y;
-        }
-        return out;
-    }
-};
-
-// Two elements as loaded.
-template <typename C>
-struct RawPair;
-template <>
-struct RawPair<float> {
-    float2 pair;
-    __device__ __forceinline__ void load(const float* p) { pair = *reinterpret_cast<const float2*>(p); }
-    __device__ __forceinline__ float2 unpack() const { return pair; }
-};
-template <>
-struct RawPair<__half> {
-    unsigned word;
-    __device__ __forceinline__ void load(const __half* p) { word = *reinterpret_cast<const unsigned*>(p); }
-    __device__ __forceinline__ float2 unpack() const { return __half22float2(*reinterpret_cast<const __half2*>(&word)); }
-};
+constexpr int kHeads = 4;  // Query heads of a group that a block takes.
 
 // C: type of the cache. WIDTH: columns of a head, padded: 64, 128 or 256. T: threads.
 //
@@ -284,179 +230,18 @@ __device__ __forceinline__ void attend_split(const ModelAttendParams& p) {
     }
 }
 
-// BQ: rows per block. BK: positions per round. Both 16 * R.
-template <typename C, int CHUNKS, int BQ, int BK>
-__device__ __forceinline__ void attend_tile(const ModelAttendParams& p) {
-    constexpr int kWidth = 64 * CHUNKS, kRow = kWidth + 4, kScoreRow = BK + 4;
-    constexpr int RQ = BQ / 16, RK = BK / 16;
-    static_assert(BQ % 16 == 0 && BK % 16 == 0, "16 x 16 threads share a tile");
-    extern __shared__ float4 shared4[];
-    float* s_q = reinterpret_cast<float*>(shared4);
-    float* s_kv = s_q + BQ * kRow;
-    float* s_p = s_kv + BK * kRow;
-
-    const unsigned head = blockIdx.y, kv_head = head / (p.heads / p.kv_heads), row0 = blockIdx.x * BQ;
-    const unsigned tx = threadIdx.x & 15, ty = threadIdx.x >> 4;
-    wait_for_predecessor();
-    let_successor_start();
-    const unsigned start = *p.position;
-    for (unsigned i = threadIdx.x; i < BQ * kWidth; i += 256) {
-        const unsigned r = i / kWidth, d = i % kWidth;
-        const bool in = row0 + r < p.n && d < p.head_dim;
-        s_q[r * kRow + d] = in ? p.q[(static_cast<size_t>(row0 + r) * p.heads + head) * p.head_dim + d] * kLog2E : 0.0f;
-    }
-    float acc[RQ][CHUNKS][4], m[RQ], l[RQ];
-#pragma unroll
-    for (int i = 0; i < RQ; ++i) {
-        m[i] = kNegative;
-        l[i] = 0.0f;
-#pragma unroll
-        for (int c = 0; c < CHUNKS; ++c) {
-#pragma unroll
-            for (int e = 0; e < 4; ++e) acc[i][c][e] = 0.0f;
-        }
-    }
-    const size_t base = static_cast<size_t>(kv_head) * p.capacity;
-    const C* keys = reinterpret_cast<const C*>(p.keys) + base * p.head_stride;
-    const C* values = reinterpret_cast<const C*>(p.values) + base * p.head_stride;
-    const unsigned end = min(start + min(row0 + BQ, p.n), p.capacity);
-    auto load = [&](const C* from, unsigned t0) {
-        for (unsigned i = threadIdx.x; i < BK * (kWidth / 8); i += 256) {
-            const unsigned r = i / (kWidth / 8), c = i % (kWidth / 8);
-            Raw<C> raw{};
-            if (t0 + r < end && c * 8 < p.head_stride) raw.load(from + static_cast<size_t>(t0 + r) * p.head_stride + c * 8);
-            const Eight v = raw.unpack();
-            float4* to = reinterpret_cast<float4*>(s_kv + r * kRow + c * 8);
-            to[0] = make_float4(v.v[0], v.v[1], v.v[2], v.v[3]);
-            to[1] = make_float4(v.v[4], v.v[5], v.v[6], v.v[7]);
-        }
-    };
-    for (unsigned t0 = 0; t0 < end; t0 += BK) {
-        __syncthreads();
-        load(keys, t0);
-        __syncthreads();
-        float s[RQ][RK];
-#pragma unroll
-        for (int i = 0; i < RQ; ++i) {
-#pragma unroll
-            for (int j = 0; j < RK; ++j) s[i][j] = 0.0f;
-        }
-#pragma unroll 4
-        for (int d = 0; d < kWidth; d += 4) {
-            float4 q[RQ], k[RK];
-#pragma unroll
-            for (int i = 0; i < RQ; ++i) q[i] = *reinterpret_cast<const float4*>(s_q + (ty * RQ + i) * kRow + d);
-#pragma unroll
-            for (int j = 0; j < RK; ++j) k[j] = *reinterpret_cast<const float4*>(s_kv + (tx + 16 * j) * kRow + d);
-#pragma unroll
-            for (int i = 0; i < RQ; ++i) {
-#pragma unroll
-                for (int j = 0; j < RK; ++j) {
-                    s[i][j] = fmaf(q[i].x, k[j].x, s[i][j]);
-                    s[i][j] = fmaf(q[i].y, k[j].y, s[i][j]);
-                    s[i][j] = fmaf(q[i].z, k[j].z, s[i][j]);
-                    s[i][j] = fmaf(q[i].w, k[j].w, s[i][j]);
-                }
-            }
-        }
-#pragma unroll
-        for (int i = 0; i < RQ; ++i) {
-            const unsigned limit = start + row0 + ty * RQ + i;
-            float top = m[i];
-#pragma unroll
-            for (int j = 0; j < RK; ++j) {
-                const unsigned t = t0 + tx + 16 * j;
-                if (t > limit || t >= end) s[i][j] = kNegative;
-                top = fmaxf(top, s[i][j]);
-            }
-#pragma unroll
-            for (int d = 1; d < 16; d <<= 1) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, d));
-            const float keep = exp2f(m[i] - top);
-            float sum = 0.0f;
-#pragma unroll
-            for (int j = 0; j < RK; ++j) {
-                const unsigned t = t0 + tx + 16 * j;
-                const float w = t > limit || t >= end ? 0.0f : exp2f(s[i][j] - top);
-                sum += w;
-                s_p[(ty * RQ + i) * kScoreRow + tx + 16 * j] = w;
-            }
-#pragma unroll
-            for (int d = 1; d < 16; d <<= 1) sum += __shfl_xor_sync(0xffffffffu, sum, d);
-            m[i] = top;
-            l[i] = l[i] * keep + sum;
-#pragma unroll
-            for (int c = 0; c < CHUNKS; ++c) {
-#pragma unroll
-                for (int e = 0; e < 4; ++e) acc[i][c][e] *= keep;
-            }
-        }
-        __syncthreads();
-        load(values, t0);
-        __syncthreads();
-#pragma unroll 2
-        for (int t = 0; t < BK; t += 4) {
-            float4 w[RQ];
-#pragma unroll
-            for (int i = 0; i < RQ; ++i) w[i] = *reinterpret_cast<const float4*>(s_p + (ty * RQ + i) * kScoreRow + t);
-#pragma unroll
-            for (int c = 0; c < CHUNKS; ++c) {
-                float4 v[4];
-#pragma unroll
-                for (int u = 0; u < 4; ++u) v[u] = *reinterpret_cast<const float4*>(s_kv + (t + u) * kRow + 64 * c + 4 * tx);
-#pragma unroll
-                for (int i = 0; i < RQ; ++i) {
-                    const float ws[4] = {w[i].x, w[i].y, w[i].z, w[i].w};
-#pragma unroll
-                    for (int u = 0; u < 4; ++u) {
-                        acc[i][c][0] = fmaf(ws[u], v[u].x, acc[i][c][0]);
-                        acc[i][c][1] = fmaf(ws[u], v[u].y, acc[i][c][1]);
-                        acc[i][c][2] = fmaf(ws[u], v[u].z, acc[i][c][2]);
-                        acc[i][c][3] = fmaf(ws[u], v[u].w, acc[i][c][3]);
-                    }
-                }
-            }
-        }
-    }
-#pragma unroll
-    for (int i = 0; i < RQ; ++i) {
-        const unsigned r = row0 + ty * RQ + i;
-        if (r >= p.n) continue;
-        const float inverse = 1.0f / l[i];
-        float* out = p.out + (static_cast<size_t>(r) * p.heads + head) * p.head_dim;
-#pragma unroll
-        for (int c = 0; c < CHUNKS; ++c) {
-#pragma unroll
-            for (int e = 0; e < 4; ++e) {
-                const unsigned d = 64 * c + 4 * tx + e;
-                if (d < p.head_dim) out[d] = acc[i][c][e] * inverse;
-            }
-        }
-    }
-}
-
-#ifdef CACHE_F32
-using Cache = float;
-#else
-using Cache = __half;
-#endif
-
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(512) model_split_64(const __grid_constant__ ModelAttendParams p) {
-    attend_split<Cache, 64, 512>(p);
+#ifdef CACHE_F32
+// For comparisons: one width serves all.
+extern "C" __global__ void __launch_bounds__(256) model_split_256(const __grid_constant__ ModelAttendParams p) {
+    attend_split<float, 256, 256>(p);
 }
+#else
 extern "C" __global__ void __launch_bounds__(512) model_split_128(const __grid_constant__ ModelAttendParams p) {
-    attend_split<Cache, 128, 512>(p);
+    attend_split<__half, 128, 512>(p);
 }
 extern "C" __global__ void __launch_bounds__(256) model_split_256(const __grid_constant__ ModelAttendParams p) {
-    attend_split<Cache, 256, 256>(p);
+    attend_split<__half, 256, 256>(p);
 }
-extern "C" __global__ void __launch_bounds__(256) model_tile_64(const __grid_constant__ ModelAttendParams p) {
-    attend_tile<Cache, 1, 64, 64>(p);
-}
-extern "C" __global__ void __launch_bounds__(256) model_tile_128(const __grid_constant__ ModelAttendParams p) {
-    attend_tile<Cache, 2, 64, 64>(p);
-}
-extern "C" __global__ void __launch_bounds__(256) model_tile_256(const __grid_constant__ ModelAttendParams p) {
-    attend_tile<Cache, 4, 32, 32>(p);
-}
+#endif

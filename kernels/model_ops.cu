@@ -1,9 +1,9 @@
 // The small operations of a decoder: embedding, normalization, rotation, gating, choice of the next token.
 //
 //   embed      x[i] = table[token[i]]
-//   rmsnorm    x += delta + delta_bias;  out = x / sqrt(mean(x^2) + eps) * weight
+//   rmsnorm    x += delta + delta_bias;  out = x / sqrt(mean(x^2) + eps) * weight, rotated by tiles of 128 if signs are given
 //   rope       q, k: + bias, optional norm per head, rotation by position; k, v go to the cache
-//   silu_mul   out = silu(gate + bias) * (up + bias)
+//   silu_mul   out = silu(gate + bias) * (up + bias), rotated by tiles of 128 if signs are given
 //   argmax     token = index of the largest logit (the first of equals); position += 1
 //
 // Shapes: row-major, f32, `n` rows. Grid: one block per row unless a kernel says otherwise. No dynamic shared memory.
@@ -15,19 +15,13 @@
 
 #include "model.cuh"
 #include "params.cuh"
+#include "rht.cuh"
 
 namespace {
 
 __device__ __forceinline__ float to_float(float v) { return v; }
 __device__ __forceinline__ float to_float(__half v) { return __half2float(v); }
 __device__ __forceinline__ float to_float(__nv_bfloat16 v) { return __bfloat162float(v); }
-
-template <typename T>
-__device__ __forceinline__ T from_float(float v);
-template <>
-__device__ __forceinline__ float from_float<float>(float v) { return v; }
-template <>
-__device__ __forceinline__ __half from_float<__half>(float v) { return __float2half_rn(v); }
 
 // Sum over the block, the same value in every thread. `shared` has room for 32 floats.
 __device__ __forceinline__ float block_sum(float v, float* shared) {
@@ -53,9 +47,10 @@ __device__ __forceinline__ void embed(const ModelEmbedParams& p) {
     for (unsigned i = threadIdx.x; i < p.cols; i += blockDim.x) to[i] = to_float(from[i]);
 }
 
+}  // namespace
+
 // One warp per head of one row. Pairs are (i, i + half), or (2i, 2i + 1) when interleaved.
-template <typename C>
-__device__ __forceinline__ void rope(const ModelRopeParams& p) {
+extern "C" __global__ void __launch_bounds__(128) model_rope(const __grid_constant__ ModelRopeParams p) {
     constexpr int kPairs = 4;  // Pairs per lane: heads of up to 256 columns.
     const unsigned lane = threadIdx.x & 31, half = p.head_dim / 2;
     const unsigned head = blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5), row = blockIdx.y;
@@ -124,19 +119,23 @@ __device__ __forceinline__ void rope(const ModelRopeParams& p) {
         return;
     }
     if (position >= p.capacity) return;
-    C* cache = reinterpret_cast<C*>(is_v ? p.values : p.keys);
-    C* out = cache + (static_cast<size_t>(local) * p.capacity + position) * p.head_stride;
+    void* cache = is_v ? p.values : p.keys;
+    const size_t out = (static_cast<size_t>(local) * p.capacity + position) * p.head_stride;
 #pragma unroll
     for (int j = 0; j < kPairs; ++j) {
         const unsigned i = lane + 32 * j;
         if (i < half) {
-            out[p.interleaved ? 2 * i : i] = from_float<C>(a[j]);
-            out[p.interleaved ? 2 * i + 1 : i + half] = from_float<C>(b[j]);
+            const size_t i0 = out + (p.interleaved ? 2 * i : i), i1 = out + (p.interleaved ? 2 * i + 1 : i + half);
+            if (p.cache_f32) {
+                static_cast<float*>(cache)[i0] = a[j];
+                static_cast<float*>(cache)[i1] = b[j];
+            } else {
+                static_cast<__half*>(cache)[i0] = __float2half_rn(a[j]);
+                static_cast<__half*>(cache)[i1] = __float2half_rn(b[j]);
+            }
         }
     }
 }
-
-}  // namespace
 
 extern "C" __global__ void model_embed_f32(const __grid_constant__ ModelEmbedParams p) { embed<float>(p); }
 extern "C" __global__ void model_embed_f16(const __grid_constant__ ModelEmbedParams p) { embed<__half>(p); }
@@ -192,34 +191,48 @@ extern "C" __global__ void __launch_bounds__(1024) model_rmsnorm(const __grid_co
     for (int j = 0; j < kHeld; ++j) {
         const unsigned i = threadIdx.x + j * blockDim.x;
         if (i < vectors) {
-            reinterpret_cast<float4*>(out)[i] =
-                make_float4(held[j].x * scale * weight[j].x, held[j].y * scale * weight[j].y, held[j].z * scale * weight[j].z,
-                            held[j].w * scale * weight[j].w);
+            float v[4] = {held[j].x * scale * weight[j].x, held[j].y * scale * weight[j].y, held[j].z * scale * weight[j].z,
+                          held[j].w * scale * weight[j].w};
+            // A warp has 128 neighbouring columns, all of them or none: the host gives signs for whole tiles only.
+            if (p.signs) gosset::rht128(v, gosset::sign_nibble(p.signs, 4 * i));
+            reinterpret_cast<float4*>(out)[i] = make_float4(v[0], v[1], v[2], v[3]);
         }
     }
     for (unsigned i = rest + threadIdx.x; i < p.cols; i += blockDim.x) out[i] = x[i] * scale * p.weight[i];
 }
 
-extern "C" __global__ void __launch_bounds__(128) model_rope_f16(const __grid_constant__ ModelRopeParams p) {
-    rope<__half>(p);
-}
-extern "C" __global__ void __launch_bounds__(128) model_rope_f32(const __grid_constant__ ModelRopeParams p) {
-    rope<float>(p);
-}
-
-// Grid: (blocks over columns, n).
-extern "C" __global__ void __launch_bounds__(256) model_silu_mul(const __grid_constant__ ModelSiluParams p) {
-    const unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
+// Four columns per thread where rows are multiples of 4 columns, else one. Grid: (blocks over columns, n).
+extern "C" __global__ void __launch_bounds__(128) model_silu_mul(const __grid_constant__ ModelSiluParams p) {
+    const unsigned i = (blockIdx.x * blockDim.x + threadIdx.x) * p.width;
     wait_for_predecessor();
     let_successor_start();
     if (i >= p.cols) return;
-    float gate = p.gate[static_cast<size_t>(blockIdx.y) * p.gate_stride + i];
-    float up = p.up[static_cast<size_t>(blockIdx.y) * p.up_stride + i];
-    if (p.bias) {
-        gate += p.bias[i];
-        up += p.bias[p.cols + i];
+    const float* gate = p.gate + static_cast<size_t>(blockIdx.y) * p.gate_stride + i;
+    const float* up = p.up + static_cast<size_t>(blockIdx.y) * p.up_stride + i;
+    float* out = p.out + static_cast<size_t>(blockIdx.y) * p.cols + i;
+    float g[4] = {}, u[4] = {};
+    if (p.width == 4) {
+        const float4 g4 = *reinterpret_cast<const float4*>(gate), u4 = *reinterpret_cast<const float4*>(up);
+        g[0] = g4.x, g[1] = g4.y, g[2] = g4.z, g[3] = g4.w;
+        u[0] = u4.x, u[1] = u4.y, u[2] = u4.z, u[3] = u4.w;
+    } else {
+        g[0] = *gate;
+        u[0] = *up;
     }
-    p.out[static_cast<size_t>(blockIdx.y) * p.cols + i] = gate / (1.0f + expf(-gate)) * up;
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+        if (p.bias && e < p.width) {
+            g[e] += p.bias[i + e];
+            u[e] += p.bias[p.cols + i + e];
+        }
+        g[e] = g[e] / (1.0f + expf(-g[e])) * u[e];
+    }
+    if (p.width == 4) {
+        if (p.signs) gosset::rht128(g, gosset::sign_nibble(p.signs, i));
+        *reinterpret_cast<float4*>(out) = make_float4(g[0], g[1], g[2], g[3]);
+    } else {
+        *out = g[0];
+    }
 }
 
 // Grid: any number of blocks of 256 threads over one row of logits. `best` is 0 and `n_done` is 0 before and after.

@@ -56,18 +56,20 @@ struct ModelNormParams {
     const float* delta;  // `[n, cols]`, or null
     const float* delta_bias;  // `[cols]`, or null
     const float* weight;  // `[cols]`
+    const uint32_t* signs;  // of a rotation by tiles of 128, or null
     float* out;  // `[n, cols]`
     uint32_t cols;
     float eps;
 };
-static_assert(sizeof(ModelNormParams) == 48);
+static_assert(sizeof(ModelNormParams) == 56);
 static_assert(offsetof(ModelNormParams, x) == 0);
 static_assert(offsetof(ModelNormParams, delta) == 8);
 static_assert(offsetof(ModelNormParams, delta_bias) == 16);
 static_assert(offsetof(ModelNormParams, weight) == 24);
-static_assert(offsetof(ModelNormParams, out) == 32);
-static_assert(offsetof(ModelNormParams, cols) == 40);
-static_assert(offsetof(ModelNormParams, eps) == 44);
+static_assert(offsetof(ModelNormParams, signs) == 32);
+static_assert(offsetof(ModelNormParams, out) == 40);
+static_assert(offsetof(ModelNormParams, cols) == 48);
+static_assert(offsetof(ModelNormParams, eps) == 52);
 
 // Rotation of queries and keys; keys and values go to the cache.
 struct ModelRopeParams {
@@ -125,19 +127,23 @@ struct ModelSiluParams {
     const float* gate;  // `[n, cols]`, rows `gate_stride` apart
     const float* up;  // `[n, cols]`, rows `up_stride` apart
     const float* bias;  // `[2, cols]`, or null
+    const uint32_t* signs;  // of a rotation by tiles of 128, or null
     float* out;  // `[n, cols]`
     uint32_t gate_stride;
     uint32_t up_stride;
     uint32_t cols;
+    uint32_t width;  // columns per thread: 4 or 1
 };
-static_assert(sizeof(ModelSiluParams) == 48);
+static_assert(sizeof(ModelSiluParams) == 56);
 static_assert(offsetof(ModelSiluParams, gate) == 0);
 static_assert(offsetof(ModelSiluParams, up) == 8);
 static_assert(offsetof(ModelSiluParams, bias) == 16);
-static_assert(offsetof(ModelSiluParams, out) == 24);
-static_assert(offsetof(ModelSiluParams, gate_stride) == 32);
-static_assert(offsetof(ModelSiluParams, up_stride) == 36);
-static_assert(offsetof(ModelSiluParams, cols) == 40);
+static_assert(offsetof(ModelSiluParams, signs) == 24);
+static_assert(offsetof(ModelSiluParams, out) == 32);
+static_assert(offsetof(ModelSiluParams, gate_stride) == 40);
+static_assert(offsetof(ModelSiluParams, up_stride) == 44);
+static_assert(offsetof(ModelSiluParams, cols) == 48);
+static_assert(offsetof(ModelSiluParams, width) == 52);
 
 // `token` = index of the first largest logit; `position += 1`.
 struct ModelArgmaxParams {
@@ -687,7 +693,7 @@ static_assert(offsetof(ShiftGemvParams, x_vector) == 144);
 static_assert(offsetof(ShiftGemvParams, rotation) == 148);
 static_assert(offsetof(ShiftGemvParams, add) == 152);
 
-// Whole row tiles, dequantized in the rotated frame (shift_decode.cu).
+// Whole row tiles, dequantized in the rotated frame (shift_any.cu).
 struct ShiftDecodeParams {
     const uint32_t* words;  // as for the product
     const uint32_t* histories;
@@ -699,13 +705,18 @@ struct ShiftDecodeParams {
     uint32_t row_units;
     uint32_t first_tile;  // first row tile
     uint32_t n_tiles;  // row tiles
+    uint32_t bits;
+    uint32_t per_step;  // weights per step
+    uint32_t pairs;  // a table of pairs
+    uint32_t rows_order;  // strings are rows, else tiles
+    uint32_t index_shift;  // bits of a product below the index
     uint32_t m0;
     uint32_t m1;
     float step;
     uint32_t out_type;  // 0 f32, 1 f16, 2 bf16
     uint32_t vector;  // out allows stores of two values
 };
-static_assert(sizeof(ShiftDecodeParams) == 80);
+static_assert(sizeof(ShiftDecodeParams) == 104);
 static_assert(offsetof(ShiftDecodeParams, words) == 0);
 static_assert(offsetof(ShiftDecodeParams, histories) == 8);
 static_assert(offsetof(ShiftDecodeParams, table) == 16);
@@ -716,11 +727,57 @@ static_assert(offsetof(ShiftDecodeParams, cols) == 44);
 static_assert(offsetof(ShiftDecodeParams, row_units) == 48);
 static_assert(offsetof(ShiftDecodeParams, first_tile) == 52);
 static_assert(offsetof(ShiftDecodeParams, n_tiles) == 56);
-static_assert(offsetof(ShiftDecodeParams, m0) == 60);
-static_assert(offsetof(ShiftDecodeParams, m1) == 64);
-static_assert(offsetof(ShiftDecodeParams, step) == 68);
-static_assert(offsetof(ShiftDecodeParams, out_type) == 72);
-static_assert(offsetof(ShiftDecodeParams, vector) == 76);
+static_assert(offsetof(ShiftDecodeParams, bits) == 60);
+static_assert(offsetof(ShiftDecodeParams, per_step) == 64);
+static_assert(offsetof(ShiftDecodeParams, pairs) == 68);
+static_assert(offsetof(ShiftDecodeParams, rows_order) == 72);
+static_assert(offsetof(ShiftDecodeParams, index_shift) == 76);
+static_assert(offsetof(ShiftDecodeParams, m0) == 80);
+static_assert(offsetof(ShiftDecodeParams, m1) == 84);
+static_assert(offsetof(ShiftDecodeParams, step) == 88);
+static_assert(offsetof(ShiftDecodeParams, out_type) == 92);
+static_assert(offsetof(ShiftDecodeParams, vector) == 96);
+
+// A product with one rotated activation, any trellis (shift_any.cu).
+struct ShiftAnyParams {
+    const uint32_t* words;  // as for the product
+    const uint32_t* histories;
+    const uint32_t* table;
+    const float* x;  // `[cols]`
+    const __nv_bfloat16* scales;  // `[rows]`
+    void* y;  // `[rows]`
+    uint32_t rows;
+    uint32_t cols;
+    uint32_t row_units;
+    uint32_t bits;
+    uint32_t per_step;  // weights per step
+    uint32_t pairs;  // a table of pairs
+    uint32_t rows_order;  // strings are rows, else tiles
+    uint32_t index_shift;  // bits of a product below the index
+    uint32_t m0;
+    uint32_t m1;
+    float step;
+    uint32_t y_type;  // 0 f32, 1 f16, 2 bf16
+};
+static_assert(sizeof(ShiftAnyParams) == 96);
+static_assert(offsetof(ShiftAnyParams, words) == 0);
+static_assert(offsetof(ShiftAnyParams, histories) == 8);
+static_assert(offsetof(ShiftAnyParams, table) == 16);
+static_assert(offsetof(ShiftAnyParams, x) == 24);
+static_assert(offsetof(ShiftAnyParams, scales) == 32);
+static_assert(offsetof(ShiftAnyParams, y) == 40);
+static_assert(offsetof(ShiftAnyParams, rows) == 48);
+static_assert(offsetof(ShiftAnyParams, cols) == 52);
+static_assert(offsetof(ShiftAnyParams, row_units) == 56);
+static_assert(offsetof(ShiftAnyParams, bits) == 60);
+static_assert(offsetof(ShiftAnyParams, per_step) == 64);
+static_assert(offsetof(ShiftAnyParams, pairs) == 68);
+static_assert(offsetof(ShiftAnyParams, rows_order) == 72);
+static_assert(offsetof(ShiftAnyParams, index_shift) == 76);
+static_assert(offsetof(ShiftAnyParams, m0) == 80);
+static_assert(offsetof(ShiftAnyParams, m1) == 84);
+static_assert(offsetof(ShiftAnyParams, step) == 88);
+static_assert(offsetof(ShiftAnyParams, y_type) == 92);
 
 // Words of a container in the order of the device (shift_pack.cu).
 struct ShiftPackParams {
@@ -801,6 +858,99 @@ static_assert(offsetof(ShiftExactRowsParams, cols) == 24);
 static_assert(offsetof(ShiftExactRowsParams, first_row) == 28);
 static_assert(offsetof(ShiftExactRowsParams, n_rows) == 32);
 static_assert(offsetof(ShiftExactRowsParams, out_type) == 36);
+
+// `y = x W^T` for 2 to 64 activations (shift_gemm.cu).
+struct ShiftGemmParams {
+    const uint32_t* words;  // as for one activation
+    const uint32_t* histories;
+    const uint32_t* table;
+    const uint32_t* x;  // `[row_units, n_blocks, 512]`
+    const float* x_scales;  // `[batch]`
+    const __nv_bfloat16* scales;  // `[rows]`
+    float* y;  // `[batch, rows]`
+    float* parts;  // `[splits, batch, rows]` if there are several
+    uint32_t rows;
+    uint32_t row_units;
+    uint32_t n_row_tiles;
+    uint32_t n_tiles;  // row tiles of a block
+    uint32_t split_units;  // units of a split
+    uint32_t n_blocks;  // blocks of 8 activations
+    uint32_t stage_units;  // units of a stage and half: 8 / n_blocks
+    uint32_t batch;
+    uint32_t m0;
+    uint32_t m1;
+    float step;
+};
+static_assert(sizeof(ShiftGemmParams) == 112);
+static_assert(offsetof(ShiftGemmParams, words) == 0);
+static_assert(offsetof(ShiftGemmParams, histories) == 8);
+static_assert(offsetof(ShiftGemmParams, table) == 16);
+static_assert(offsetof(ShiftGemmParams, x) == 24);
+static_assert(offsetof(ShiftGemmParams, x_scales) == 32);
+static_assert(offsetof(ShiftGemmParams, scales) == 40);
+static_assert(offsetof(ShiftGemmParams, y) == 48);
+static_assert(offsetof(ShiftGemmParams, parts) == 56);
+static_assert(offsetof(ShiftGemmParams, rows) == 64);
+static_assert(offsetof(ShiftGemmParams, row_units) == 68);
+static_assert(offsetof(ShiftGemmParams, n_row_tiles) == 72);
+static_assert(offsetof(ShiftGemmParams, n_tiles) == 76);
+static_assert(offsetof(ShiftGemmParams, split_units) == 80);
+static_assert(offsetof(ShiftGemmParams, n_blocks) == 84);
+static_assert(offsetof(ShiftGemmParams, stage_units) == 88);
+static_assert(offsetof(ShiftGemmParams, batch) == 92);
+static_assert(offsetof(ShiftGemmParams, m0) == 96);
+static_assert(offsetof(ShiftGemmParams, m1) == 100);
+static_assert(offsetof(ShiftGemmParams, step) == 104);
+
+// Rotated activations in the order of B registers (shift_prepare.cu).
+struct ShiftPrepareParams {
+    const void* x;  // `[batch, cols]`
+    const uint32_t* signs;
+    const uint8_t* tile_logs;
+    uint32_t* out;  // `[row_units, blocks, 512]`
+    float* x_scales;  // `[batch]`
+    uint32_t cols;
+    uint32_t row_units;
+    uint32_t batch;
+    uint32_t x_type;  // 0 f32, 1 f16, 2 bf16
+    uint32_t x_vector;  // rows of x allow loads of 16 bytes
+    uint32_t rotation;
+    uint32_t rows_order;  // strings are rows, else tiles
+};
+static_assert(sizeof(ShiftPrepareParams) == 72);
+static_assert(offsetof(ShiftPrepareParams, x) == 0);
+static_assert(offsetof(ShiftPrepareParams, signs) == 8);
+static_assert(offsetof(ShiftPrepareParams, tile_logs) == 16);
+static_assert(offsetof(ShiftPrepareParams, out) == 24);
+static_assert(offsetof(ShiftPrepareParams, x_scales) == 32);
+static_assert(offsetof(ShiftPrepareParams, cols) == 40);
+static_assert(offsetof(ShiftPrepareParams, row_units) == 44);
+static_assert(offsetof(ShiftPrepareParams, batch) == 48);
+static_assert(offsetof(ShiftPrepareParams, x_type) == 52);
+static_assert(offsetof(ShiftPrepareParams, x_vector) == 56);
+static_assert(offsetof(ShiftPrepareParams, rotation) == 60);
+static_assert(offsetof(ShiftPrepareParams, rows_order) == 64);
+
+// The sum of the splits of a product (shift_prepare.cu).
+struct ShiftReduceParams {
+    const float* parts;  // `[n_splits, batch, rows]`
+    const float* x_scales;  // `[batch]`
+    const __nv_bfloat16* scales;  // `[rows]`
+    float* y;  // `[batch, rows]`
+    uint32_t rows;
+    uint32_t batch;
+    uint32_t n_splits;
+    float step;
+};
+static_assert(sizeof(ShiftReduceParams) == 48);
+static_assert(offsetof(ShiftReduceParams, parts) == 0);
+static_assert(offsetof(ShiftReduceParams, x_scales) == 8);
+static_assert(offsetof(ShiftReduceParams, scales) == 16);
+static_assert(offsetof(ShiftReduceParams, y) == 24);
+static_assert(offsetof(ShiftReduceParams, rows) == 32);
+static_assert(offsetof(ShiftReduceParams, batch) == 36);
+static_assert(offsetof(ShiftReduceParams, n_splits) == 40);
+static_assert(offsetof(ShiftReduceParams, step) == 44);
 
 // Products of fixed-width weights with up to eight columns.
 struct FixedGemvParams {

@@ -86,46 +86,28 @@ pub(crate) enum Module {
     RiceGemvK4,
     /// `shift_pack.cu`
     ShiftPack,
+    /// `shift_any.cu`
+    ShiftAny,
+    /// `shift_prepare.cu`
+    ShiftPrepare,
     /// `shift_gemv.cu -DBITS=2 -DWIDE=0`
     ShiftGemvK2,
-    /// `shift_decode.cu -DBITS=2 -DWIDE=0`
-    ShiftDecodeK2,
     /// `shift_gemv.cu -DBITS=2 -DWIDE=1`
     ShiftGemvK2Wide,
-    /// `shift_decode.cu -DBITS=2 -DWIDE=1`
-    ShiftDecodeK2Wide,
+    /// `shift_gemm.cu -DBITS=2 -DWIDE=0`
+    ShiftGemmK2,
     /// `shift_gemv.cu -DBITS=3 -DWIDE=0`
     ShiftGemvK3,
-    /// `shift_decode.cu -DBITS=3 -DWIDE=0`
-    ShiftDecodeK3,
     /// `shift_gemv.cu -DBITS=3 -DWIDE=1`
     ShiftGemvK3Wide,
-    /// `shift_decode.cu -DBITS=3 -DWIDE=1`
-    ShiftDecodeK3Wide,
+    /// `shift_gemm.cu -DBITS=3 -DWIDE=0`
+    ShiftGemmK3,
     /// `shift_gemv.cu -DBITS=4 -DWIDE=0`
     ShiftGemvK4,
-    /// `shift_decode.cu -DBITS=4 -DWIDE=0`
-    ShiftDecodeK4,
     /// `shift_gemv.cu -DBITS=4 -DWIDE=1`
     ShiftGemvK4Wide,
-    /// `shift_decode.cu -DBITS=4 -DWIDE=1`
-    ShiftDecodeK4Wide,
-    /// `shift_gemv.cu -DBITS=5 -DWIDE=0`
-    ShiftGemvK5,
-    /// `shift_decode.cu -DBITS=5 -DWIDE=0`
-    ShiftDecodeK5,
-    /// `shift_gemv.cu -DBITS=5 -DWIDE=1`
-    ShiftGemvK5Wide,
-    /// `shift_decode.cu -DBITS=5 -DWIDE=1`
-    ShiftDecodeK5Wide,
-    /// `shift_gemv.cu -DBITS=6 -DWIDE=0`
-    ShiftGemvK6,
-    /// `shift_decode.cu -DBITS=6 -DWIDE=0`
-    ShiftDecodeK6,
-    /// `shift_gemv.cu -DBITS=6 -DWIDE=1`
-    ShiftGemvK6Wide,
-    /// `shift_decode.cu -DBITS=6 -DWIDE=1`
-    ShiftDecodeK6Wide,
+    /// `shift_gemm.cu -DBITS=4 -DWIDE=0`
+    ShiftGemmK4,
     /// `fixed.cu -DBITS=2`
     FixedK2,
     /// `fixed.cu -DBITS=4`
@@ -164,26 +146,17 @@ impl Module {
         Module::RiceGemvK3,
         Module::RiceGemvK4,
         Module::ShiftPack,
+        Module::ShiftAny,
+        Module::ShiftPrepare,
         Module::ShiftGemvK2,
-        Module::ShiftDecodeK2,
         Module::ShiftGemvK2Wide,
-        Module::ShiftDecodeK2Wide,
+        Module::ShiftGemmK2,
         Module::ShiftGemvK3,
-        Module::ShiftDecodeK3,
         Module::ShiftGemvK3Wide,
-        Module::ShiftDecodeK3Wide,
+        Module::ShiftGemmK3,
         Module::ShiftGemvK4,
-        Module::ShiftDecodeK4,
         Module::ShiftGemvK4Wide,
-        Module::ShiftDecodeK4Wide,
-        Module::ShiftGemvK5,
-        Module::ShiftDecodeK5,
-        Module::ShiftGemvK5Wide,
-        Module::ShiftDecodeK5Wide,
-        Module::ShiftGemvK6,
-        Module::ShiftDecodeK6,
-        Module::ShiftGemvK6Wide,
-        Module::ShiftDecodeK6Wide,
+        Module::ShiftGemmK4,
         Module::FixedK2,
         Module::FixedK4,
     ];
@@ -220,26 +193,17 @@ impl Module {
             Module::RiceGemvK3 => "rice_gemv_k3",
             Module::RiceGemvK4 => "rice_gemv_k4",
             Module::ShiftPack => "shift_pack",
+            Module::ShiftAny => "shift_any",
+            Module::ShiftPrepare => "shift_prepare",
             Module::ShiftGemvK2 => "shift_gemv_k2",
-            Module::ShiftDecodeK2 => "shift_decode_k2",
             Module::ShiftGemvK2Wide => "shift_gemv_k2_wide",
-            Module::ShiftDecodeK2Wide => "shift_decode_k2_wide",
+            Module::ShiftGemmK2 => "shift_gemm_k2",
             Module::ShiftGemvK3 => "shift_gemv_k3",
-            Module::ShiftDecodeK3 => "shift_decode_k3",
             Module::ShiftGemvK3Wide => "shift_gemv_k3_wide",
-            Module::ShiftDecodeK3Wide => "shift_decode_k3_wide",
+            Module::ShiftGemmK3 => "shift_gemm_k3",
             Module::ShiftGemvK4 => "shift_gemv_k4",
-            Module::ShiftDecodeK4 => "shift_decode_k4",
             Module::ShiftGemvK4Wide => "shift_gemv_k4_wide",
-            Module::ShiftDecodeK4Wide => "shift_decode_k4_wide",
-            Module::ShiftGemvK5 => "shift_gemv_k5",
-            Module::ShiftDecodeK5 => "shift_decode_k5",
-            Module::ShiftGemvK5Wide => "shift_gemv_k5_wide",
-            Module::ShiftDecodeK5Wide => "shift_decode_k5_wide",
-            Module::ShiftGemvK6 => "shift_gemv_k6",
-            Module::ShiftDecodeK6 => "shift_decode_k6",
-            Module::ShiftGemvK6Wide => "shift_gemv_k6_wide",
-            Module::ShiftDecodeK6Wide => "shift_decode_k6_wide",
+            Module::ShiftGemmK4 => "shift_gemm_k4",
             Module::FixedK2 => "fixed_k2",
             Module::FixedK4 => "fixed_k4",
         }
@@ -368,29 +332,28 @@ impl Module {
                 Entry { name: "shift_exact", param_bytes: 64 },
                 Entry { name: "shift_exact_rows", param_bytes: 40 },
             ],
+            Module::ShiftAny => &[
+                Entry { name: "shift_decode", param_bytes: 104 },
+                Entry { name: "shift_gemv_any", param_bytes: 96 },
+            ],
+            Module::ShiftPrepare => &[
+                Entry { name: "shift_prepare", param_bytes: 72 },
+                Entry { name: "shift_reduce", param_bytes: 48 },
+            ],
             Module::ShiftGemvK2 => &[
                 Entry { name: "shift_gemv_quantiles_rows", param_bytes: 160 },
                 Entry { name: "shift_gemv_quantiles_tiles", param_bytes: 160 },
                 Entry { name: "shift_gemv_pairs_rows", param_bytes: 160 },
                 Entry { name: "shift_gemv_pairs_tiles", param_bytes: 160 },
             ],
-            Module::ShiftDecodeK2 => &[
-                Entry { name: "shift_decode_quantiles_rows", param_bytes: 80 },
-                Entry { name: "shift_decode_quantiles_tiles", param_bytes: 80 },
-                Entry { name: "shift_decode_pairs_rows", param_bytes: 80 },
-                Entry { name: "shift_decode_pairs_tiles", param_bytes: 80 },
-            ],
             Module::ShiftGemvK2Wide => &[
-                Entry { name: "shift_gemv_quantiles_rows", param_bytes: 160 },
                 Entry { name: "shift_gemv_quantiles_tiles", param_bytes: 160 },
-                Entry { name: "shift_gemv_pairs_rows", param_bytes: 160 },
-                Entry { name: "shift_gemv_pairs_tiles", param_bytes: 160 },
             ],
-            Module::ShiftDecodeK2Wide => &[
-                Entry { name: "shift_decode_quantiles_rows", param_bytes: 80 },
-                Entry { name: "shift_decode_quantiles_tiles", param_bytes: 80 },
-                Entry { name: "shift_decode_pairs_rows", param_bytes: 80 },
-                Entry { name: "shift_decode_pairs_tiles", param_bytes: 80 },
+            Module::ShiftGemmK2 => &[
+                Entry { name: "shift_gemm_8_quantiles_tiles", param_bytes: 112 },
+                Entry { name: "shift_gemm_8_pairs_tiles", param_bytes: 112 },
+                Entry { name: "shift_gemm_64_quantiles_tiles", param_bytes: 112 },
+                Entry { name: "shift_gemm_64_pairs_tiles", param_bytes: 112 },
             ],
             Module::ShiftGemvK3 => &[
                 Entry { name: "shift_gemv_quantiles_rows", param_bytes: 160 },
@@ -398,23 +361,14 @@ impl Module {
                 Entry { name: "shift_gemv_pairs_rows", param_bytes: 160 },
                 Entry { name: "shift_gemv_pairs_tiles", param_bytes: 160 },
             ],
-            Module::ShiftDecodeK3 => &[
-                Entry { name: "shift_decode_quantiles_rows", param_bytes: 80 },
-                Entry { name: "shift_decode_quantiles_tiles", param_bytes: 80 },
-                Entry { name: "shift_decode_pairs_rows", param_bytes: 80 },
-                Entry { name: "shift_decode_pairs_tiles", param_bytes: 80 },
-            ],
             Module::ShiftGemvK3Wide => &[
-                Entry { name: "shift_gemv_quantiles_rows", param_bytes: 160 },
                 Entry { name: "shift_gemv_quantiles_tiles", param_bytes: 160 },
-                Entry { name: "shift_gemv_pairs_rows", param_bytes: 160 },
-                Entry { name: "shift_gemv_pairs_tiles", param_bytes: 160 },
             ],
-            Module::ShiftDecodeK3Wide => &[
-                Entry { name: "shift_decode_quantiles_rows", param_bytes: 80 },
-                Entry { name: "shift_decode_quantiles_tiles", param_bytes: 80 },
-                Entry { name: "shift_decode_pairs_rows", param_bytes: 80 },
-                Entry { name: "shift_decode_pairs_tiles", param_bytes: 80 },
+            Module::ShiftGemmK3 => &[
+                Entry { name: "shift_gemm_8_quantiles_tiles", param_bytes: 112 },
+                Entry { name: "shift_gemm_8_pairs_tiles", param_bytes: 112 },
+                Entry { name: "shift_gemm_64_quantiles_tiles", param_bytes: 112 },
+                Entry { name: "shift_gemm_64_pairs_tiles", param_bytes: 112 },
             ],
             Module::ShiftGemvK4 => &[
                 Entry { name: "shift_gemv_quantiles_rows", param_bytes: 160 },
@@ -422,55 +376,14 @@ impl Module {
                 Entry { name: "shift_gemv_pairs_rows", param_bytes: 160 },
                 Entry { name: "shift_gemv_pairs_tiles", param_bytes: 160 },
             ],
-            Module::ShiftDecodeK4 => &[
-                Entry { name: "shift_decode_quantiles_rows", param_bytes: 80 },
-                Entry { name: "shift_decode_quantiles_tiles", param_bytes: 80 },
-                Entry { name: "shift_decode_pairs_rows", param_bytes: 80 },
-                Entry { name: "shift_decode_pairs_tiles", param_bytes: 80 },
-            ],
             Module::ShiftGemvK4Wide => &[
-                Entry { name: "shift_gemv_quantiles_rows", param_bytes: 160 },
-                Entry { name: "shift_gemv_quantiles_tiles", param_bytes: 160 },
-                Entry { name: "shift_gemv_pairs_rows", param_bytes: 160 },
-                Entry { name: "shift_gemv_pairs_tiles", param_bytes: 160 },
-            ],
-            Module::ShiftDecodeK4Wide => &[
-                Entry { name: "shift_decode_quantiles_rows", param_bytes: 80 },
-                Entry { name: "shift_decode_quantiles_tiles", param_bytes: 80 },
-                Entry { name: "shift_decode_pairs_rows", param_bytes: 80 },
-                Entry { name: "shift_decode_pairs_tiles", param_bytes: 80 },
-            ],
-            Module::ShiftGemvK5 => &[
-                Entry { name: "shift_gemv_quantiles_rows", param_bytes: 160 },
                 Entry { name: "shift_gemv_quantiles_tiles", param_bytes: 160 },
             ],
-            Module::ShiftDecodeK5 => &[
-                Entry { name: "shift_decode_quantiles_rows", param_bytes: 80 },
-                Entry { name: "shift_decode_quantiles_tiles", param_bytes: 80 },
-            ],
-            Module::ShiftGemvK5Wide => &[
-                Entry { name: "shift_gemv_quantiles_rows", param_bytes: 160 },
-                Entry { name: "shift_gemv_quantiles_tiles", param_bytes: 160 },
-            ],
-            Module::ShiftDecodeK5Wide => &[
-                Entry { name: "shift_decode_quantiles_rows", param_bytes: 80 },
-                Entry { name: "shift_decode_quantiles_tiles", param_bytes: 80 },
-            ],
-            Module::ShiftGemvK6 => &[
-                Entry { name: "shift_gemv_quantiles_rows", param_bytes: 160 },
-                Entry { name: "shift_gemv_quantiles_tiles", param_bytes: 160 },
-            ],
-            Module::ShiftDecodeK6 => &[
-                Entry { name: "shift_decode_quantiles_rows", param_bytes: 80 },
-                Entry { name: "shift_decode_quantiles_tiles", param_bytes: 80 },
-            ],
-            Module::ShiftGemvK6Wide => &[
-                Entry { name: "shift_gemv_quantiles_rows", param_bytes: 160 },
-                Entry { name: "shift_gemv_quantiles_tiles", param_bytes: 160 },
-            ],
-            Module::ShiftDecodeK6Wide => &[
-                Entry { name: "shift_decode_quantiles_rows", param_bytes: 80 },
-                Entry { name: "shift_decode_quantiles_tiles", param_bytes: 80 },
+            Module::ShiftGemmK4 => &[
+                Entry { name: "shift_gemm_8_quantiles_tiles", param_bytes: 112 },
+                Entry { name: "shift_gemm_8_pairs_tiles", param_bytes: 112 },
+                Entry { name: "shift_gemm_64_quantiles_tiles", param_bytes: 112 },
+                Entry { name: "shift_gemm_64_pairs_tiles", param_bytes: 112 },
             ],
             Module::FixedK2 => &[
                 Entry { name: "fixed_encode", param_bytes: 32 },
@@ -622,13 +535,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "b2dd17bf73d98fab435ce7e1662154c5e86ce5c17187656b81fc11c3f63f710a",
+                    hash: "140b6bcd88b33ba13dfd168cf01abd26b1b87714276daa3d0e93ec4f1b0b04da",
                     ptx: include_str!("../../ptx/rht.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "559a76c0499425d0ed9d3ec56cd80fe7fa56631ad93c4c55b1a380af4ddf12c3",
+                    hash: "7589bf7f243a4e254fff40fd4541f7b8b29c0ed3855ca0d9753290dd2ecfa352",
                     ptx: include_str!("../../ptx/rht.sm_90a.ptx"),
                 },
             ],
@@ -783,304 +696,166 @@ impl Module {
                     hash: "11a2d43b3f97da21e5f5546809f53cff9533c3bb3cbace7d58e1a1df7bbd74a1",
                     ptx: include_str!("../../ptx/shift_pack.sm_80.ptx"),
                 },
+            ],
+            Module::ShiftAny => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "971c92d58095abaee2068de36d3b620b5979d53f7db51c407f3f0c6549e5626e",
+                    ptx: include_str!("../../ptx/shift_any.sm_80.ptx"),
+                },
+            ],
+            Module::ShiftPrepare => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "c9ee123b2469f840627ca5aa7b75223e5570a0c6c499fa229dadd9aa8915287e",
+                    ptx: include_str!("../../ptx/shift_prepare.sm_80.ptx"),
+                },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "580d0b29cd87208b5c3deac1f00ea2762549b0e0d01d28a236c930a450d3157e",
-                    ptx: include_str!("../../ptx/shift_pack.sm_90a.ptx"),
+                    hash: "1e76027c8532f558be6937d0e24d63302a0b460ff340b62865c69e8ab9c95469",
+                    ptx: include_str!("../../ptx/shift_prepare.sm_90a.ptx"),
                 },
             ],
             Module::ShiftGemvK2 => &[
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "d9213dfda844926e5d4d4233c98cbfeb5886768ca9889a922a0920928ffcc004",
+                    hash: "f32008ca4d2cea82eaa8b84e5ae3db989ed76fe77bfb99e5a27bde7775d30032",
                     ptx: include_str!("../../ptx/shift_gemv_k2.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "4ed1e96d21f91c894e816aced483217de6a7fc6d9f62a8dc1254c7ba6b28b443",
+                    hash: "49ffe1fba91bdaf5a530e7dbd19b0207ddfff78ea59daf4c079235726a27e213",
                     ptx: include_str!("../../ptx/shift_gemv_k2.sm_90a.ptx"),
-                },
-            ],
-            Module::ShiftDecodeK2 => &[
-                Image {
-                    target: "sm_80",
-                    ptx_version: (8, 0),
-                    hash: "614e3abe9aac1bcbe36befb67ae1b349ab93bc0fd2bfc72354e1f2691b02eb49",
-                    ptx: include_str!("../../ptx/shift_decode_k2.sm_80.ptx"),
-                },
-                Image {
-                    target: "sm_90a",
-                    ptx_version: (8, 0),
-                    hash: "a2f72504129af17294e7637e163ef4ffb33db81c174d6c7abaea9c93413f816a",
-                    ptx: include_str!("../../ptx/shift_decode_k2.sm_90a.ptx"),
                 },
             ],
             Module::ShiftGemvK2Wide => &[
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "e68b6ad4e7c4c50385466db6d17d4d31c65645c884784532f2b034e3084bcb68",
+                    hash: "a9b8665e6d62dad0dec937f3056dc9f60ac4e0f6e0df05c799c820b9ba7a9376",
                     ptx: include_str!("../../ptx/shift_gemv_k2_wide.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "a0d78c7332d98769862dc20bf175f7f4783a05697701504b0ec6e6d72dcb9005",
+                    hash: "126931cc4c61d4dd56d1e601e4ab3c3ce7bbc7c80e9f01f7303f1ef41d9f390f",
                     ptx: include_str!("../../ptx/shift_gemv_k2_wide.sm_90a.ptx"),
                 },
             ],
-            Module::ShiftDecodeK2Wide => &[
+            Module::ShiftGemmK2 => &[
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "a08934b90ebb10a78329fa3bd40987edbd86fcc803d64a55fd60ebd1e51d8b9b",
-                    ptx: include_str!("../../ptx/shift_decode_k2_wide.sm_80.ptx"),
+                    hash: "3468e337db8a1662d13073feb5f0b18608285670e321304cc5c7e1901dcc7578",
+                    ptx: include_str!("../../ptx/shift_gemm_k2.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "2d324a396831826e2896a22362b7029602cc32033d4dd6b55c6243138c913b67",
-                    ptx: include_str!("../../ptx/shift_decode_k2_wide.sm_90a.ptx"),
+                    hash: "03a2fdb88eec9ef86841586bd949efa6ea56cbddc36d265ef5c5df931a359f79",
+                    ptx: include_str!("../../ptx/shift_gemm_k2.sm_90a.ptx"),
                 },
             ],
             Module::ShiftGemvK3 => &[
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "0b0225224811010eb28c55631943fb2ba3628e3a9649ca8e3bad6911cb001ad7",
+                    hash: "15584b5d1f2b1ef27ea5c7a81dc7d8cfc6929f93d7208224d09af7da60b0da39",
                     ptx: include_str!("../../ptx/shift_gemv_k3.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "948a06bf5e60581c89a106a1e022ba24542127f84e0cbf090c1bf236a68db844",
+                    hash: "019cc6e47d0e99d60a43af959572c63cebd7932e09b68c13ef944d898823aaaf",
                     ptx: include_str!("../../ptx/shift_gemv_k3.sm_90a.ptx"),
-                },
-            ],
-            Module::ShiftDecodeK3 => &[
-                Image {
-                    target: "sm_80",
-                    ptx_version: (8, 0),
-                    hash: "d04b430358ac8a9ebaddccab9f94edd4f0bc48042b8eaec358d4afd45b7cba18",
-                    ptx: include_str!("../../ptx/shift_decode_k3.sm_80.ptx"),
-                },
-                Image {
-                    target: "sm_90a",
-                    ptx_version: (8, 0),
-                    hash: "bbea72d35da3de59ca702a3ddbcd90e4308afbcb2811e0badc1cf0ffbec0529a",
-                    ptx: include_str!("../../ptx/shift_decode_k3.sm_90a.ptx"),
                 },
             ],
             Module::ShiftGemvK3Wide => &[
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "d60dc18fe2ca61044effff73f12e4d16ca4b0779d8f90b9bead3ac84f1656ee0",
+                    hash: "5c6d195ec1e78d5280ad019e1c183b0673ceba7124323cae7d3bbd9d9b4f0b40",
                     ptx: include_str!("../../ptx/shift_gemv_k3_wide.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "cbca036708bcec316297c5a6be716ae8ccc6648019445c75d2fb78413374574c",
+                    hash: "3025e57fe9ddc1f43eb1b4828a9c509270054780527b0c543435431cabc414b1",
                     ptx: include_str!("../../ptx/shift_gemv_k3_wide.sm_90a.ptx"),
                 },
             ],
-            Module::ShiftDecodeK3Wide => &[
+            Module::ShiftGemmK3 => &[
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "ddeca3f20dfdf75daf4ce398521aab5eab80714e3c46e2c96951d04e78adabfa",
-                    ptx: include_str!("../../ptx/shift_decode_k3_wide.sm_80.ptx"),
+                    hash: "daa11b82ead56415c7beee7f8c8892717e9432dd8a48d33a170a5481641b7005",
+                    ptx: include_str!("../../ptx/shift_gemm_k3.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "ce7f786668c3b954dab9170894d223fc47a8e560938856fa138d199615409627",
-                    ptx: include_str!("../../ptx/shift_decode_k3_wide.sm_90a.ptx"),
+                    hash: "81f522d22db7cec300fbbdac2d67873e862e3fe99b81bd98ce23f1fa60deb5b7",
+                    ptx: include_str!("../../ptx/shift_gemm_k3.sm_90a.ptx"),
                 },
             ],
             Module::ShiftGemvK4 => &[
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "ef7858abb9c2a62e9c4b861f14c7bfa5be2e3e89baec8be406b0caf69f5fba86",
+                    hash: "5e0b0d763bfd05742c61c322c6226af9e030270bd97637c35c4fdf9fcdb26fe1",
                     ptx: include_str!("../../ptx/shift_gemv_k4.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "f3dadae11cef9e8a137c6eacc80f6f265f896d845d31ac42e0e78b0359b8c6fd",
+                    hash: "30e34c79c11b005188721fc18fbeee0b52752b0d5d03195cefed9c6c747f7611",
                     ptx: include_str!("../../ptx/shift_gemv_k4.sm_90a.ptx"),
-                },
-            ],
-            Module::ShiftDecodeK4 => &[
-                Image {
-                    target: "sm_80",
-                    ptx_version: (8, 0),
-                    hash: "d345ff1b53b00bc4866f5d0036f0f0716e37e938e44aa34681a8c082e47a0315",
-                    ptx: include_str!("../../ptx/shift_decode_k4.sm_80.ptx"),
-                },
-                Image {
-                    target: "sm_90a",
-                    ptx_version: (8, 0),
-                    hash: "7baad51d377997f676e2fac0bce2af8723e3d292375299bc94dcaed77080b660",
-                    ptx: include_str!("../../ptx/shift_decode_k4.sm_90a.ptx"),
                 },
             ],
             Module::ShiftGemvK4Wide => &[
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "bd4e1e82ef437d246d32141797da816f9db93f0f6308123045ebcd6ffd7cf7f0",
+                    hash: "b5543cd48622e6d1fef3f30e58c92c45ae47ded9e37dcdc9a2a2281b693a6afe",
                     ptx: include_str!("../../ptx/shift_gemv_k4_wide.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "2b8e47b3354fbf37f14d0b8e951df5f13dadd53fcaeabdaa378643fd024d5ed5",
+                    hash: "ffc8f3c21c6c3847db62baeaae14721ddab6bb0cefe507d88184e88c514ba138",
                     ptx: include_str!("../../ptx/shift_gemv_k4_wide.sm_90a.ptx"),
                 },
             ],
-            Module::ShiftDecodeK4Wide => &[
+            Module::ShiftGemmK4 => &[
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "8bfc25a2ff97d357e67ea4a25aef2f286e98e7c9885f766eec298f9203606992",
-                    ptx: include_str!("../../ptx/shift_decode_k4_wide.sm_80.ptx"),
+                    hash: "526e02f7fdda72d13dd7763c7a70bbb064810ee319c324568090dae35eae61c5",
+                    ptx: include_str!("../../ptx/shift_gemm_k4.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "126386be2c4c3e631ccb435a032dcd02d388ef02596305bb95c15e872635e538",
-                    ptx: include_str!("../../ptx/shift_decode_k4_wide.sm_90a.ptx"),
-                },
-            ],
-            Module::ShiftGemvK5 => &[
-                Image {
-                    target: "sm_80",
-                    ptx_version: (8, 0),
-                    hash: "26909ca085c09879372952aa414f1c0ec4b30a75aa5961b72c35bbed6507957b",
-                    ptx: include_str!("../../ptx/shift_gemv_k5.sm_80.ptx"),
-                },
-                Image {
-                    target: "sm_90a",
-                    ptx_version: (8, 0),
-                    hash: "828cfb37236682b43df8b560741bd5264960645d0e6c6f7476b4d5397a3ebcf7",
-                    ptx: include_str!("../../ptx/shift_gemv_k5.sm_90a.ptx"),
-                },
-            ],
-            Module::ShiftDecodeK5 => &[
-                Image {
-                    target: "sm_80",
-                    ptx_version: (8, 0),
-                    hash: "eb2629bf07629f544c604c44306c0784adc117fc125f281827b5e0fe78b75328",
-                    ptx: include_str!("../../ptx/shift_decode_k5.sm_80.ptx"),
-                },
-                Image {
-                    target: "sm_90a",
-                    ptx_version: (8, 0),
-                    hash: "918b5a043ec4c5da78ff9668804032a2495e8bee14d68fe84f76de2b7132e751",
-                    ptx: include_str!("../../ptx/shift_decode_k5.sm_90a.ptx"),
-                },
-            ],
-            Module::ShiftGemvK5Wide => &[
-                Image {
-                    target: "sm_80",
-                    ptx_version: (8, 0),
-                    hash: "7da30aee75895a98f4300701f0899642326071c435113a705d4c24ee1a7db595",
-                    ptx: include_str!("../../ptx/shift_gemv_k5_wide.sm_80.ptx"),
-                },
-                Image {
-                    target: "sm_90a",
-                    ptx_version: (8, 0),
-                    hash: "edf6a35e4a7fd025bc6393250305072968311b4a99bbb769c1fb628d1eefa77e",
-                    ptx: include_str!("../../ptx/shift_gemv_k5_wide.sm_90a.ptx"),
-                },
-            ],
-            Module::ShiftDecodeK5Wide => &[
-                Image {
-                    target: "sm_80",
-                    ptx_version: (8, 0),
-                    hash: "42ce49f456d47d23a3054ef78f5487f9ad5980e3b5ebd1e9f7690f02beb733f3",
-                    ptx: include_str!("../../ptx/shift_decode_k5_wide.sm_80.ptx"),
-                },
-                Image {
-                    target: "sm_90a",
-                    ptx_version: (8, 0),
-                    hash: "fd76e607b2d3de9dc8ac1dab48259ec70ca6f290d94e6e1c78de2dea2c880679",
-                    ptx: include_str!("../../ptx/shift_decode_k5_wide.sm_90a.ptx"),
-                },
-            ],
-            Module::ShiftGemvK6 => &[
-                Image {
-                    target: "sm_80",
-                    ptx_version: (8, 0),
-                    hash: "f7328a2876c20685ec8efdd976c98ccb9d446e3c0d06616f0981b2c89e2b41aa",
-                    ptx: include_str!("../../ptx/shift_gemv_k6.sm_80.ptx"),
-                },
-                Image {
-                    target: "sm_90a",
-                    ptx_version: (8, 0),
-                    hash: "99df82989003886dad30748f1545d74ddcd6f8f26db2b77ccd28e0a5d8d4fa22",
-                    ptx: include_str!("../../ptx/shift_gemv_k6.sm_90a.ptx"),
-                },
-            ],
-            Module::ShiftDecodeK6 => &[
-                Image {
-                    target: "sm_80",
-                    ptx_version: (8, 0),
-                    hash: "8cc97df3cfca196d4e2e4a2c46afd241d19acf6db62fe5e704342411dba0de41",
-                    ptx: include_str!("../../ptx/shift_decode_k6.sm_80.ptx"),
-                },
-                Image {
-                    target: "sm_90a",
-                    ptx_version: (8, 0),
-                    hash: "13995a3bc52b2f9c461e0ff9ce9719998f51f41b2a166d54b3910c21b13a6462",
-                    ptx: include_str!("../../ptx/shift_decode_k6.sm_90a.ptx"),
-                },
-            ],
-            Module::ShiftGemvK6Wide => &[
-                Image {
-                    target: "sm_80",
-                    ptx_version: (8, 0),
-                    hash: "67222142a466eb79879db080c1d895a51867e247ebdf81716c719b965832159e",
-                    ptx: include_str!("../../ptx/shift_gemv_k6_wide.sm_80.ptx"),
-                },
-                Image {
-                    target: "sm_90a",
-                    ptx_version: (8, 0),
-                    hash: "c5ea66b8f4a91e4ab646441dfd28b2ac0dfc505081ceebd922666f468fecce45",
-                    ptx: include_str!("../../ptx/shift_gemv_k6_wide.sm_90a.ptx"),
-                },
-            ],
-            Module::ShiftDecodeK6Wide => &[
-                Image {
-                    target: "sm_80",
-                    ptx_version: (8, 0),
-                    hash: "43ef888ecbd7861f77404be99352a1d7d283e7c2caec09d65d8eb5ff032c226a",
-                    ptx: include_str!("../../ptx/shift_decode_k6_wide.sm_80.ptx"),
-                },
-                Image {
-                    target: "sm_90a",
-                    ptx_version: (8, 0),
-                    hash: "b61a1f934589231b3e612c5b3bce2df5c6fc3bf9b3a764ed27e7f1b4fa33619c",
-                    ptx: include_str!("../../ptx/shift_decode_k6_wide.sm_90a.ptx"),
+                    hash: "058ace31a1081c645722642146da80908da000be71689d10fcdc4af7f63627e6",
+                    ptx: include_str!("../../ptx/shift_gemm_k4.sm_90a.ptx"),
                 },
             ],
             Module::FixedK2 => &[
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "f6010b5c2b932841207f9aee47ccdf2a1530b3fac91aca5d71c0d33d5432863f",
+                    hash: "ea0b6ab76b72b99780ff7cd3b431ebd67f87b767ac28349fa806d8e1b0f1e1f9",
                     ptx: include_str!("../../ptx/fixed_k2.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "ba356c3f631fde53ca432d49290d89bbf05265b770a9b2736e534cd19eb81f20",
+                    hash: "7a878cfea3fcc86c0a4ca9645e44c0edb37ffe955d21b7856f29aadb6ab6d58e",
                     ptx: include_str!("../../ptx/fixed_k2.sm_90a.ptx"),
                 },
             ],
@@ -1088,13 +863,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "ca37fcba58b9805385935e857ae125c555b784c51391910de365ed61385e4a7b",
+                    hash: "83243d8d5886e32f4824f7d94c4e9af2fd63e68ac96aa61310482c904ab1011e",
                     ptx: include_str!("../../ptx/fixed_k4.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "832ef8912bc1c4d3a59b3800470171964fb3005c019d4d1e329e784fa586c959",
+                    hash: "cb7d476896004625f7c6756b8e4b71ffaab2471c88d600c9a556f9276315cf9f",
                     ptx: include_str!("../../ptx/fixed_k4.sm_90a.ptx"),
                 },
             ],

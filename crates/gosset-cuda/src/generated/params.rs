@@ -1120,7 +1120,7 @@ const _: () = assert!(offset_of!(ShiftGemvParams, add) == 152);
 // SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
 unsafe impl Params for ShiftGemvParams {}
 
-/// Whole row tiles, dequantized in the rotated frame (shift_decode.cu).
+/// Whole row tiles, dequantized in the rotated frame (shift_any.cu).
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(crate) struct ShiftDecodeParams {
@@ -1144,6 +1144,16 @@ pub(crate) struct ShiftDecodeParams {
     pub(crate) first_tile: u32,
     /// row tiles
     pub(crate) n_tiles: u32,
+    /// `bits`
+    pub(crate) bits: u32,
+    /// weights per step
+    pub(crate) per_step: u32,
+    /// a table of pairs
+    pub(crate) pairs: u32,
+    /// strings are rows, else tiles
+    pub(crate) rows_order: u32,
+    /// bits of a product below the index
+    pub(crate) index_shift: u32,
     /// `m0`
     pub(crate) m0: u32,
     /// `m1`
@@ -1156,7 +1166,7 @@ pub(crate) struct ShiftDecodeParams {
     pub(crate) vector: u32,
 }
 
-const _: () = assert!(size_of::<ShiftDecodeParams>() == 80);
+const _: () = assert!(size_of::<ShiftDecodeParams>() == 104);
 const _: () = assert!(offset_of!(ShiftDecodeParams, words) == 0);
 const _: () = assert!(offset_of!(ShiftDecodeParams, histories) == 8);
 const _: () = assert!(offset_of!(ShiftDecodeParams, table) == 16);
@@ -1167,14 +1177,84 @@ const _: () = assert!(offset_of!(ShiftDecodeParams, cols) == 44);
 const _: () = assert!(offset_of!(ShiftDecodeParams, row_units) == 48);
 const _: () = assert!(offset_of!(ShiftDecodeParams, first_tile) == 52);
 const _: () = assert!(offset_of!(ShiftDecodeParams, n_tiles) == 56);
-const _: () = assert!(offset_of!(ShiftDecodeParams, m0) == 60);
-const _: () = assert!(offset_of!(ShiftDecodeParams, m1) == 64);
-const _: () = assert!(offset_of!(ShiftDecodeParams, step) == 68);
-const _: () = assert!(offset_of!(ShiftDecodeParams, out_type) == 72);
-const _: () = assert!(offset_of!(ShiftDecodeParams, vector) == 76);
+const _: () = assert!(offset_of!(ShiftDecodeParams, bits) == 60);
+const _: () = assert!(offset_of!(ShiftDecodeParams, per_step) == 64);
+const _: () = assert!(offset_of!(ShiftDecodeParams, pairs) == 68);
+const _: () = assert!(offset_of!(ShiftDecodeParams, rows_order) == 72);
+const _: () = assert!(offset_of!(ShiftDecodeParams, index_shift) == 76);
+const _: () = assert!(offset_of!(ShiftDecodeParams, m0) == 80);
+const _: () = assert!(offset_of!(ShiftDecodeParams, m1) == 84);
+const _: () = assert!(offset_of!(ShiftDecodeParams, step) == 88);
+const _: () = assert!(offset_of!(ShiftDecodeParams, out_type) == 92);
+const _: () = assert!(offset_of!(ShiftDecodeParams, vector) == 96);
 
 // SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
 unsafe impl Params for ShiftDecodeParams {}
+
+/// A product with one rotated activation, any trellis (shift_any.cu).
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct ShiftAnyParams {
+    /// `const uint32_t*`: as for the product
+    pub(crate) words: u64,
+    /// `const uint32_t*`
+    pub(crate) histories: u64,
+    /// `const uint32_t*`
+    pub(crate) table: u64,
+    /// `const float*`: `[cols]`
+    pub(crate) x: u64,
+    /// `const __nv_bfloat16*`: `[rows]`
+    pub(crate) scales: u64,
+    /// `void*`: `[rows]`
+    pub(crate) y: u64,
+    /// `rows`
+    pub(crate) rows: u32,
+    /// `cols`
+    pub(crate) cols: u32,
+    /// `row_units`
+    pub(crate) row_units: u32,
+    /// `bits`
+    pub(crate) bits: u32,
+    /// weights per step
+    pub(crate) per_step: u32,
+    /// a table of pairs
+    pub(crate) pairs: u32,
+    /// strings are rows, else tiles
+    pub(crate) rows_order: u32,
+    /// bits of a product below the index
+    pub(crate) index_shift: u32,
+    /// `m0`
+    pub(crate) m0: u32,
+    /// `m1`
+    pub(crate) m1: u32,
+    /// `step`
+    pub(crate) step: f32,
+    /// 0 f32, 1 f16, 2 bf16
+    pub(crate) y_type: u32,
+}
+
+const _: () = assert!(size_of::<ShiftAnyParams>() == 96);
+const _: () = assert!(offset_of!(ShiftAnyParams, words) == 0);
+const _: () = assert!(offset_of!(ShiftAnyParams, histories) == 8);
+const _: () = assert!(offset_of!(ShiftAnyParams, table) == 16);
+const _: () = assert!(offset_of!(ShiftAnyParams, x) == 24);
+const _: () = assert!(offset_of!(ShiftAnyParams, scales) == 32);
+const _: () = assert!(offset_of!(ShiftAnyParams, y) == 40);
+const _: () = assert!(offset_of!(ShiftAnyParams, rows) == 48);
+const _: () = assert!(offset_of!(ShiftAnyParams, cols) == 52);
+const _: () = assert!(offset_of!(ShiftAnyParams, row_units) == 56);
+const _: () = assert!(offset_of!(ShiftAnyParams, bits) == 60);
+const _: () = assert!(offset_of!(ShiftAnyParams, per_step) == 64);
+const _: () = assert!(offset_of!(ShiftAnyParams, pairs) == 68);
+const _: () = assert!(offset_of!(ShiftAnyParams, rows_order) == 72);
+const _: () = assert!(offset_of!(ShiftAnyParams, index_shift) == 76);
+const _: () = assert!(offset_of!(ShiftAnyParams, m0) == 80);
+const _: () = assert!(offset_of!(ShiftAnyParams, m1) == 84);
+const _: () = assert!(offset_of!(ShiftAnyParams, step) == 88);
+const _: () = assert!(offset_of!(ShiftAnyParams, y_type) == 92);
+
+// SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
+unsafe impl Params for ShiftAnyParams {}
 
 /// Words of a container in the order of the device (shift_pack.cu).
 #[derive(Clone, Copy, Debug)]

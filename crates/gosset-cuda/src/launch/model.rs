@@ -23,6 +23,9 @@ use crate::stream::StreamRef;
 /// Widest head that attention takes.
 pub const MAX_HEAD_DIM: usize = 256;
 
+/// Columns of a tile of the rotation that norms and gates can do as they write.
+pub const ROTATED_TILE: usize = 128;
+
 /// Most spans that the positions of one row are cut into.
 const MAX_SPLITS: usize = 64;
 
@@ -56,12 +59,22 @@ pub trait DenseElement: DeviceType {
 #[doc(hidden)]
 #[derive(Debug, Clone, Copy)]
 pub struct DenseModule {
+    /// One activation.
     module: Module,
+    /// Up to [`GEMV_BATCH`].
+    batch: Module,
     embed: &'static str,
+    /// As kernels count types.
+    number: u32,
 }
 
 impl DenseElement for f32 {
-    const MODULE: DenseModule = DenseModule { module: Module::ModelDenseF32, embed: "model_embed_f32" };
+    const MODULE: DenseModule = DenseModule {
+        module: Module::ModelDenseF32,
+        batch: Module::ModelBatchF32,
+        embed: "model_embed_f32",
+        number: 0,
+    };
     fn from_f32(v: f32) -> Self {
         v
     }
@@ -71,7 +84,12 @@ impl DenseElement for f32 {
 }
 
 impl DenseElement for f16 {
-    const MODULE: DenseModule = DenseModule { module: Module::ModelDenseF16, embed: "model_embed_f16" };
+    const MODULE: DenseModule = DenseModule {
+        module: Module::ModelDenseF16,
+        batch: Module::ModelBatchF16,
+        embed: "model_embed_f16",
+        number: 1,
+    };
     fn from_f32(v: f32) -> Self {
         f16::from_f32(v)
     }
@@ -81,7 +99,12 @@ impl DenseElement for f16 {
 }
 
 impl DenseElement for bf16 {
-    const MODULE: DenseModule = DenseModule { module: Module::ModelDenseBf16, embed: "model_embed_bf16" };
+    const MODULE: DenseModule = DenseModule {
+        module: Module::ModelDenseBf16,
+        batch: Module::ModelBatchBf16,
+        embed: "model_embed_bf16",
+        number: 2,
+    };
     fn from_f32(v: f32) -> Self {
         bf16::from_f32(v)
     }
@@ -101,16 +124,17 @@ pub trait CacheElement: DeviceType {
 #[doc(hidden)]
 #[derive(Debug, Clone, Copy)]
 pub struct CacheModule {
+    /// Attention of few rows.
     module: Module,
-    rope: &'static str,
+    is_f32: bool,
 }
 
 impl CacheElement for f32 {
-    const MODULE: CacheModule = CacheModule { module: Module::ModelAttendF32, rope: "model_rope_f32" };
+    const MODULE: CacheModule = CacheModule { module: Module::ModelAttendF32, is_f32: true };
 }
 
 impl CacheElement for f16 {
-    const MODULE: CacheModule = CacheModule { module: Module::ModelAttendF16, rope: "model_rope_f16" };
+    const MODULE: CacheModule = CacheModule { module: Module::ModelAttendF16, is_f32: false };
 }
 
 /// Heads of an attention layer and room of its cache.
@@ -220,6 +244,12 @@ fn ptr<T: DeviceType>(slice: Option<DevSlice<'_, T>>) -> u64 {
     slice.map_or(0, |s| s.ptr())
 }
 
+/// Whether the kernels of a module wait for their predecessor by themselves, where the device can do that: those that have a text
+/// for such devices.
+fn waits(module: Module) -> bool {
+    matches!(module, Module::ModelOps | Module::ModelAttendF16 | Module::ModelDenseF16 | Module::ModelDenseBf16)
+}
+
 /// Launches `entry`.
 ///
 /// # Safety
@@ -231,7 +261,7 @@ unsafe fn launch<P: Params>(
     (grid, block, shared_bytes): ([u32; 3], u32, u32),
     params: &P,
 ) -> Result<(), CudaError> {
-    let launch = Launch { grid, block: [block, 1, 1], shared_bytes, programmatic: true };
+    let launch = Launch { grid, block: [block, 1, 1], shared_bytes, programmatic: waits(module) };
     // SAFETY: by the contract of this function.
     unsafe { gpu.kernel(module, entry)?.launch(stream, launch, params) }
 }
@@ -316,10 +346,24 @@ pub struct Delta<'a> {
     pub bias: Option<DevSlice<'a, f32>>,
 }
 
+/// Signs of a rotation by tiles of 128 columns, for rows of `cols` columns.
+fn check_signs(signs: Option<DevSlice<'_, u32>>, cols: usize) -> Result<(), CudaError> {
+    match signs {
+        Some(signs) if !cols.is_multiple_of(ROTATED_TILE) || signs.len() * 32 < cols => {
+            let expected = format!("a bit for each of {cols} columns, in whole tiles of {ROTATED_TILE}");
+            Err(CudaError::shape("signs of a rotation", expected, signs.len()))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// `x += delta`, then `out = x / sqrt(mean(x²) + eps) * weight`; `x` and `out` are `[n, weight.len()]`.
+///
+/// With `signs`, `out` is rotated by tiles of [`ROTATED_TILE`] columns as [`DeviceRht`](super::rht::DeviceRht) does, bit for bit.
 ///
 /// # Errors
 /// [`CudaError::Shape`], and what a launch can fail with.
+#[expect(clippy::too_many_arguments, reason = "one pass over the residual stream")]
 pub fn rmsnorm(
     gpu: &Gpu,
     stream: StreamRef<'_>,
@@ -327,9 +371,11 @@ pub fn rmsnorm(
     delta: Option<Delta<'_>>,
     weight: DevSlice<'_, f32>,
     eps: f32,
+    signs: Option<DevSlice<'_, u32>>,
     out: DevSliceMut<'_, f32>,
 ) -> Result<(), CudaError> {
     let cols = weight.len();
+    check_signs(signs, cols)?;
     if cols == 0 || !x.len().is_multiple_of(cols) {
         return Err(CudaError::shape("x of a norm", format!("rows of {cols}"), x.len()));
     }
@@ -343,6 +389,7 @@ pub fn rmsnorm(
         delta: ptr(delta.map(|d| d.values)),
         delta_bias: ptr(delta.and_then(|d| d.bias)),
         weight: weight.ptr(),
+        signs: ptr(signs),
         out: out.ptr(),
         cols: to_u32("columns", cols)?,
         eps,
@@ -428,6 +475,7 @@ pub fn rope_append<C: CacheElement>(
         head_stride: shape.head_stride() as u32,
         capacity: capacity as u32,
         interleaved: rope.interleaved.into(),
+        cache_f32: C::MODULE.is_f32.into(),
         scale: 1.0 / (head_dim as f32).sqrt(),
         eps: rope.eps,
     };
@@ -437,7 +485,7 @@ pub fn rope_append<C: CacheElement>(
         debug_assert_eq!(first, 0);
         let grid = [n_heads.div_ceil(4), n, 1];
         // SAFETY: the lengths were checked; the kernel keeps positions within the capacity.
-        unsafe { launch(gpu, stream, (Module::ModelOps, C::MODULE.rope), (grid, 128, 0), &params) }
+        unsafe { launch(gpu, stream, (Module::ModelOps, "model_rope"), (grid, 128, 0), &params) }
     })
 }
 
@@ -497,22 +545,30 @@ pub fn attend<C: CacheElement>(
         capacity: capacity as u32,
         min_span: MIN_SPAN,
         part_len: shape.head_stride() as u32 + 2,
+        cache_f32: C::MODULE.is_f32.into(),
     };
-    let width = if head_dim <= 64 { 0 } else { usize::from(head_dim > 128) + 1 };
-    let (entry, grid, block, shared) = if split {
-        let entry = ["model_split_64", "model_split_128", "model_split_256"][width];
-        (entry, [scratch.n_splits as u32, head_blocks(shape) as u32, n as u32], [512, 512, 256][width], 0)
+    let (module, entry, grid, block, shared) = if split {
+        let wide = head_dim > 128 || C::MODULE.is_f32;
+        let (entry, block) = if wide { ("model_split_256", 256) } else { ("model_split_128", 512) };
+        let grid = [scratch.n_splits as u32, head_blocks(shape) as u32, n as u32];
+        (C::MODULE.module, entry, grid, block, 0)
     } else {
-        let entry = ["model_tile_64", "model_tile_128", "model_tile_256"][width];
-        let tile = [64u32, 64, 32][width];
-        let shared = (2 * tile * ((64 << width) + 4) + tile * (tile + 4)) * 4;
-        (entry, [(n as u32).div_ceil(tile), heads as u32, 1], 256, shared)
+        // Entry, padded columns, rows of a tile.
+        let (entry, width, tile) = match head_dim {
+            0..=64 => ("model_tile_64", 64, 64u32),
+            65..=128 => ("model_tile_128", 128, 64),
+            _ => ("model_tile_256", 256, 32),
+        };
+        let shared = (2 * tile * (width + 4) + tile * (tile + 4)) * 4;
+        (Module::ModelTile, entry, [(n as u32).div_ceil(tile), heads as u32, 1], 256, shared)
     };
     // SAFETY: the lengths were checked; the kernels keep positions within the capacity.
-    unsafe { launch(gpu, stream, (C::MODULE.module, entry), (grid, block, shared), &params) }
+    unsafe { launch(gpu, stream, (module, entry), (grid, block, shared), &params) }
 }
 
 /// `out = silu(gate + bias) * (up + bias)`: `gate`, `up` and `out` are `[n, cols]`, `bias` `[2, cols]`.
+///
+/// With `signs`, `out` is rotated as by [`rmsnorm`].
 ///
 /// # Errors
 /// [`CudaError::Shape`], and what a launch can fail with.
@@ -522,26 +578,35 @@ pub fn silu_mul(
     [gate, up]: [Rows<'_>; 2],
     bias: Option<DevSlice<'_, f32>>,
     cols: usize,
+    signs: Option<DevSlice<'_, u32>>,
     out: DevSliceMut<'_, f32>,
 ) -> Result<(), CudaError> {
+    check_signs(signs, cols)?;
     if cols == 0 || !out.len().is_multiple_of(cols) {
         return Err(CudaError::shape("result of a gate", format!("rows of {cols}"), out.len()));
     }
     let n = out.len() / cols;
+    let aligned = |rows: &Rows<'_>| rows.stride.is_multiple_of(4) && rows.values.ptr().is_multiple_of(16);
+    let four = cols.is_multiple_of(4) && aligned(&gate) && aligned(&up);
+    if signs.is_some() && !four {
+        return Err(CudaError::shape("gate and up", "rows at multiples of 16 bytes", "others"));
+    }
     bias.map_or(Ok(()), |bias| expect("bias of gate and up", bias.len(), cols.checked_mul(2)))?;
     let params = ModelSiluParams {
         gate: gate.values.ptr(),
         up: up.values.ptr(),
         bias: ptr(bias),
+        signs: ptr(signs),
         out: out.ptr(),
         gate_stride: gate.check("gate", n, cols)?,
         up_stride: up.check("up", n, cols)?,
         cols: to_u32("columns", cols)?,
+        width: if four { 4 } else { 1 },
     };
     for_rows(n, |_, n| {
-        let grid = [params.cols.div_ceil(256), n, 1];
+        let grid = [params.cols.div_ceil(128 * params.width), n, 1];
         // SAFETY: the lengths were checked.
-        unsafe { launch(gpu, stream, (Module::ModelOps, "model_silu_mul"), (grid, 256, 0), &params) }
+        unsafe { launch(gpu, stream, (Module::ModelOps, "model_silu_mul"), (grid, 128, 0), &params) }
     })
 }
 
@@ -671,30 +736,30 @@ pub fn dense_strided<T: DenseElement>(
         rows: to_u32("rows", rows)?,
         cols: to_u32("columns", cols)?,
         batch: to_u32("batch", batch)?,
+        weight_type: T::MODULE.number,
     };
-    let (entry, grid, block) = match batch {
+    let (module, entry, grid, block) = match batch {
         0 => return Ok(()),
         1..=GEMV_BATCH => {
-            // Entry, threads, rows per block.
-            let (entry, block, rows) = match batch {
-                1 if params.rows >= TALL_ROWS => ("model_gemv_tall", 64, 4),
-                1 => ("model_gemv_low", 128, 4),
-                2 => ("model_gemv_2", 128, 8),
-                3 | 4 => ("model_gemv_4", 128, 8),
-                _ => ("model_gemv_8", 128, 8),
+            // Module, entry, threads, rows per block.
+            let (module, entry, block, rows) = match batch {
+                1 if params.rows >= TALL_ROWS => (T::MODULE.module, "model_gemv_tall", 64, 4),
+                1 => (T::MODULE.module, "model_gemv_low", 128, 4),
+                2..=4 => (T::MODULE.batch, "model_gemv_4", 128, 8),
+                _ => (T::MODULE.batch, "model_gemv_8", 128, 8),
             };
-            (entry, [params.rows.div_ceil(rows), 1, 1], block)
+            (module, entry, [params.rows.div_ceil(rows), 1, 1], block)
         }
         _ => {
             let tiles = params.batch.div_ceil(64);
             if tiles > 65_535 {
                 return Err(CudaError::shape("batch of a dense product", "at most 2^22", batch));
             }
-            ("model_gemm", [params.rows.div_ceil(128), tiles, 1], 256)
+            (Module::ModelGemm, "model_gemm", [params.rows.div_ceil(128), tiles, 1], 256)
         }
     };
     // SAFETY: the lengths were checked.
-    unsafe { launch(gpu, stream, (T::MODULE.module, entry), (grid, block, 0), &params) }
+    unsafe { launch(gpu, stream, (module, entry), (grid, block, 0), &params) }
 }
 
 /// A matrix of seeded bf16 numbers, about normal with this deviation; for benchmarks.

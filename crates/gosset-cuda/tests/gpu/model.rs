@@ -5,6 +5,7 @@ use gosset_cuda::launch::model::{
     embed, read, rmsnorm, rope_append, silu_mul,
 };
 use gosset_cuda::{Buffer, DevSliceMut, DeviceType, Gpu, Stream};
+use gosset_transform::{Rht, TilePlan};
 use half::{bf16, f16};
 
 use crate::gpu;
@@ -76,7 +77,7 @@ fn model_norm_adds_and_normalizes() {
             let (dd, db, dw) = (gpu.upload(&d).unwrap(), gpu.upload(&b).unwrap(), gpu.upload(&w).unwrap());
             let bias = (with == 2).then(|| db.as_slice());
             let delta = (with > 0).then(|| Delta { values: dd.as_slice(), bias });
-            rmsnorm(&gpu, stream.as_ref(), dx.as_mut(), delta, dw.as_slice(), 1e-5, out.as_mut()).unwrap();
+            rmsnorm(&gpu, stream.as_ref(), dx.as_mut(), delta, dw.as_slice(), 1e-5, None, out.as_mut()).unwrap();
             let sums: Vec<f32> = (0..n * cols)
                 .map(|i| match with {
                     0 => x[i],
@@ -301,7 +302,7 @@ fn model_gate_is_silu_times_up() {
             let bias = numbers(2 * cols, 2);
             let (dx, db, mut out) = (gpu.upload(&x).unwrap(), gpu.upload(&bias).unwrap(), poisoned(&gpu, n * cols));
             let parts = Rows::parts(dx.as_slice(), n, [cols, cols]).unwrap();
-            silu_mul(&gpu, stream.as_ref(), parts, with.then(|| db.as_slice()), cols, out.as_mut()).unwrap();
+            silu_mul(&gpu, stream.as_ref(), parts, with.then(|| db.as_slice()), cols, None, out.as_mut()).unwrap();
             let expected: Vec<f64> = (0..n * cols)
                 .map(|i| {
                     let (row, c) = (i / cols, i % cols);
@@ -315,6 +316,36 @@ fn model_gate_is_silu_times_up() {
             close("gate", &fetch(&gpu, &stream, &out), &expected, |i| 8.0 * EPS * expected[i].abs() + 1e-9);
         }
     }
+}
+
+#[test]
+fn model_norm_and_gate_rotate_as_the_rotation_does() {
+    let Some(gpu) = gpu() else { return };
+    let stream = gpu.stream().unwrap();
+    for (n, cols) in [(1, 128), (3, 640), (2, 4096), (1, 14_336)] {
+        let rht = Rht::new(TilePlan::new(cols, 128).unwrap(), 7);
+        let signs = gpu.upload(rht.signs().words()).unwrap();
+        let rotated = |plain: Vec<f32>| {
+            let mut rows = plain;
+            rht.forward_rows(&mut rows);
+            rows
+        };
+        let (x, w) = (gpu.upload(&numbers(n * cols, 1)).unwrap(), gpu.upload(&numbers(cols, 2)).unwrap());
+        let parts = gpu.upload(&numbers(2 * n * cols, 3)).unwrap();
+        let mut run = |signs| {
+            let (mut x, mut normed) = (gpu.upload(&fetch(&gpu, &stream, &x)).unwrap(), poisoned(&gpu, n * cols));
+            rmsnorm(&gpu, stream.as_ref(), x.as_mut(), None, w.as_slice(), 1e-5, signs, normed.as_mut()).unwrap();
+            let (rows, mut gated) = (Rows::parts(parts.as_slice(), n, [cols, cols]).unwrap(), poisoned(&gpu, n * cols));
+            silu_mul(&gpu, stream.as_ref(), rows, None, cols, signs, gated.as_mut()).unwrap();
+            (fetch(&gpu, &stream, &normed), fetch(&gpu, &stream, &gated))
+        };
+        let (normed, gated) = run(None);
+        assert_eq!(run(Some(signs.as_slice())), (rotated(normed), rotated(gated)), "{n} x {cols}");
+    }
+    let (mut x, w) = (gpu.alloc::<f32>(200).unwrap(), gpu.alloc::<f32>(200).unwrap());
+    let (signs, mut out) = (gpu.alloc::<u32>(7).unwrap(), gpu.alloc::<f32>(200).unwrap());
+    let signs = Some(signs.as_slice());
+    assert!(rmsnorm(&gpu, stream.as_ref(), x.as_mut(), None, w.as_slice(), 1e-5, signs, out.as_mut()).is_err());
 }
 
 #[test]
@@ -414,8 +445,11 @@ fn model_wrong_shapes_are_refused() {
     assert_eq!(error.to_string(), "y of a dense product: expected 4 elements, found 0");
     let row = Rows { values: x.as_slice(), stride: 10 };
     let mut out = gpu.alloc::<f32>(12).unwrap();
-    assert!(silu_mul(&gpu, stream.as_ref(), [row, row], None, 6, out.as_mut()).is_err(), "two rows are not there");
-    assert!(silu_mul(&gpu, stream.as_ref(), [row, row], None, 12, out.as_mut()).is_err(), "rows are shorter");
+    assert!(
+        silu_mul(&gpu, stream.as_ref(), [row, row], None, 6, None, out.as_mut()).is_err(),
+        "two rows are not there"
+    );
+    assert!(silu_mul(&gpu, stream.as_ref(), [row, row], None, 12, None, out.as_mut()).is_err(), "rows are shorter");
     assert!(Rows::parts(x.as_slice(), 2, [3, 3]).is_err());
     for (heads, kv_heads, head_dim, capacity) in
         [(3, 2, 4, 1), (2, 1, 5, 1), (2, 1, 258, 1), (2, 1, 4, 0), (0, 0, 4, 1)]

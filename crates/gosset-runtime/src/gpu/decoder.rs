@@ -467,12 +467,14 @@ impl GpuDecoder {
         let mut bias: Option<&Buffer<f32>> = None;
         for (i, layer) in self.layers.iter().enumerate() {
             let delta = (i > 0).then_some(&a.delta);
-            norm(gpu, stream, (&mut a.x, &mut a.normed), delta, bias, &layer.input_norm, self.eps, hidden)?;
+            let signs = layer.qkv.signs();
+            norm(gpu, stream, (&mut a.x, &mut a.normed), delta, bias, &layer.input_norm, self.eps, signs, hidden)?;
             let qkv_len = n * layer.qkv.rows();
             layer.qkv.forward(
                 gpu,
                 stream,
                 a.normed.as_slice().slice(0..hidden)?,
+                signs.is_some(),
                 n,
                 a.qkv.as_mut().slice(0..qkv_len)?,
                 ws,
@@ -501,25 +503,27 @@ impl GpuDecoder {
                 Cache::F32(keys, values) => attention!(keys, values),
             }
             let attended = a.attended.as_slice().slice(0..q_len)?;
-            layer.o.forward(gpu, stream, attended, n, a.delta.as_mut().slice(0..hidden)?, ws)?;
+            layer.o.forward(gpu, stream, attended, false, n, a.delta.as_mut().slice(0..hidden)?, ws)?;
             let bias_o = layer.o_bias.as_ref();
             let weight = &layer.post_attention_norm;
-            norm(gpu, stream, (&mut a.x, &mut a.normed), Some(&a.delta), bias_o, weight, self.eps, hidden)?;
+            let signs = layer.gate_up.signs();
+            norm(gpu, stream, (&mut a.x, &mut a.normed), Some(&a.delta), bias_o, weight, self.eps, signs, hidden)?;
             let gate_len = n * layer.gate_up.rows();
             let normed = a.normed.as_slice().slice(0..hidden)?;
-            layer.gate_up.forward(gpu, stream, normed, n, a.gate_up.as_mut().slice(0..gate_len)?, ws)?;
+            layer.gate_up.forward(gpu, stream, normed, signs.is_some(), n, a.gate_up.as_mut().slice(0..gate_len)?, ws)?;
             let parts = layer.gate_up.rows_of::<2>(a.gate_up.as_slice().slice(0..gate_len)?, n)?;
             let gate_bias = layer.gate_up_bias.as_ref().map(Buffer::as_slice);
             let ffn = self.widths.ffn;
-            silu_mul(gpu, stream, parts, gate_bias, ffn, a.gated.as_mut().slice(0..n * ffn)?)?;
+            let signs = layer.down.signs();
+            silu_mul(gpu, stream, parts, gate_bias, ffn, signs, a.gated.as_mut().slice(0..n * ffn)?)?;
             let gated = a.gated.as_slice().slice(0..n * ffn)?;
-            layer.down.forward(gpu, stream, gated, n, a.delta.as_mut().slice(0..hidden)?, ws)?;
+            layer.down.forward(gpu, stream, gated, signs.is_some(), n, a.delta.as_mut().slice(0..hidden)?, ws)?;
             bias = layer.down_bias.as_ref();
             let (x, delta) = (a.x.as_slice().slice(0..hidden)?, a.delta.as_slice().slice(0..hidden)?);
             self.show(stream, &layer.name, x, Some(delta), bias, watch)?;
         }
         let delta = (!self.layers.is_empty()).then_some(&a.delta);
-        norm(gpu, stream, (&mut a.x, &mut a.normed), delta, bias, &self.norm, self.eps, hidden)?;
+        norm(gpu, stream, (&mut a.x, &mut a.normed), delta, bias, &self.norm, self.eps, None, hidden)?;
         self.show(stream, "model.norm", a.normed.as_slice().slice(0..hidden)?, None, None, watch)
     }
 
@@ -561,7 +565,7 @@ impl GpuDecoder {
         let hidden = self.widths.hidden;
         let x = state.activations.normed.as_slice().slice(first * hidden..(first + n) * hidden)?;
         let y = state.logits.as_mut().slice(0..n * self.widths.vocab)?;
-        Ok(self.head().forward(&self.gpu, stream, x, n, y, &mut state.workspace)?)
+        Ok(self.head().forward(&self.gpu, stream, x, false, n, y, &mut state.workspace)?)
     }
 }
 
@@ -594,13 +598,14 @@ fn norm(
     bias: Option<&Buffer<f32>>,
     weight: &Buffer<f32>,
     eps: f32,
+    signs: Option<DevSlice<'_, u32>>,
     len: usize,
 ) -> Result<(), CudaError> {
     let delta = match delta {
         Some(delta) => Some(Delta { values: delta.as_slice().slice(0..len)?, bias: bias.map(Buffer::as_slice) }),
         None => None,
     };
-    rmsnorm(gpu, stream, x.as_mut().slice(0..len)?, delta, weight.as_slice(), eps, normed.as_mut().slice(0..len)?)
+    rmsnorm(gpu, stream, x.as_mut().slice(0..len)?, delta, weight.as_slice(), eps, signs, normed.as_mut().slice(0..len)?)
 }
 
 fn gather(

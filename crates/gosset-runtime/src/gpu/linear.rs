@@ -2,9 +2,9 @@
 
 use std::borrow::Cow;
 
-use gosset_codec::{CodeHeader, DecodeScratch, LatticeHeader, MatrixHeader, Plane, PlaneData, SchemeHeader};
+use gosset_codec::{CodeHeader, DecodeScratch, LatticeHeader, MatrixHeader, Plane, PlaneData, RotationHeader, SchemeHeader};
 use gosset_container::CodedTensor;
-use gosset_cuda::launch::model::{DenseElement, Rows, dense, dense_strided};
+use gosset_cuda::launch::model::{DenseElement, ROTATED_TILE, Rows, dense, dense_strided};
 use gosset_cuda::launch::rht::{DeviceRht, RhtOutput};
 use gosset_cuda::launch::rice::{MAX_BATCH as RICE_BATCH, RiceMatrix};
 use gosset_cuda::launch::shift::ShiftMatrix;
@@ -140,12 +140,14 @@ impl DeviceLinear {
         }
     }
 
-    /// `y = x wᵀ`; `x` is `[batch, cols]`, `y` `[batch, rows]`.
-    pub(crate) fn forward(
+    /// `y = x wᵀ`; `x` is `[batch, cols]`, `rotated` already or not, `y` `[batch, rows]`.
+    #[expect(clippy::too_many_arguments, reason = "one call site")]
+    fn forward(
         &self,
         gpu: &Gpu,
         stream: StreamRef<'_>,
         x: DevSlice<'_, f32>,
+        rotated: bool,
         batch: usize,
         mut y: DevSliceMut<'_, f32>,
         ws: &mut Workspace,
@@ -159,10 +161,10 @@ impl DeviceLinear {
                     DenseWeights::Bf16(w) => dense(gpu, stream, w.as_slice(), shape, x, batch, y),
                 }
             }
-            Self::Shift(matrix) if batch == 1 && matrix.fuses_rotation() => matrix.gemv(stream, x, y),
+            Self::Shift(matrix) if batch == 1 && !rotated && matrix.fuses_rotation() => matrix.gemv(stream, x, y),
             Self::Shift(matrix) => {
-                let Workspace { rotated, chunk } = ws;
-                let x = rotate(stream, matrix.rotation(), x, batch, rotated)?;
+                let Workspace { rotated: room, chunk } = ws;
+                let x = rotate(stream, matrix.rotation().filter(|_| !rotated), x, batch, room)?;
                 if batch == 1 {
                     return matrix.gemv_rotated(stream, x, y);
                 }
@@ -178,7 +180,7 @@ impl DeviceLinear {
                 Ok(())
             }
             Self::Rice { matrix, rotation } => {
-                let x = rotate(stream, rotation.as_ref(), x, batch, &mut ws.rotated)?;
+                let x = rotate(stream, rotation.as_ref().filter(|_| !rotated), x, batch, &mut ws.rotated)?;
                 let (rows, cols) = (matrix.rows(), matrix.cols());
                 for first in (0..batch).step_by(RICE_BATCH) {
                     let end = batch.min(first + RICE_BATCH);
@@ -240,6 +242,8 @@ pub(crate) struct Stack {
     parts: Vec<DeviceLinear>,
     /// Rows of each matrix that went in.
     widths: Vec<usize>,
+    /// Whether all parts take one rotation by tiles of 128, which what makes their input can do as it writes.
+    one_rotation: bool,
 }
 
 /// What loading has to say.
@@ -298,12 +302,29 @@ impl Stack {
             }
             _ => forms.iter().zip(&stored).map(|(form, s)| upload(gpu, *form, &[s])).collect::<Result<_, _>>()?,
         };
-        Ok(Self { parts, widths })
+        let rotations: Vec<_> = stored.iter().map(Stored::rotation).collect();
+        let one_rotation = rotations[0].is_some_and(has_fused_tiles) && rotations.iter().all(|r| *r == rotations[0]);
+        let coded = parts.iter().all(|part| !matches!(part, DeviceLinear::Dense { .. }));
+        Ok(Self { parts, widths, one_rotation: one_rotation && coded })
     }
 
     /// A stack of one matrix that is there already.
-    pub(crate) fn of(linear: DeviceLinear, widths: &[usize]) -> Self {
-        Self { parts: vec![linear], widths: widths.to_vec() }
+    ///
+    /// `one_rotation`: whether it was made for activations rotated by tiles of 128.
+    pub(crate) fn of(linear: DeviceLinear, widths: &[usize], one_rotation: bool) -> Self {
+        Self { parts: vec![linear], widths: widths.to_vec(), one_rotation }
+    }
+
+    /// Signs of the rotation that whoever makes the input may do; [`forward`](Self::forward) is told then.
+    pub(crate) fn signs(&self) -> Option<DevSlice<'_, u32>> {
+        if !self.one_rotation {
+            return None;
+        }
+        match self.only() {
+            DeviceLinear::Dense { .. } => None,
+            DeviceLinear::Shift(matrix) => matrix.rotation().map(DeviceRht::words),
+            DeviceLinear::Rice { rotation, .. } => rotation.as_ref().map(DeviceRht::words),
+        }
     }
 
     /// Whether rows can be copied out.
@@ -331,11 +352,15 @@ impl Stack {
     }
 
     /// The products of all matrices; [`rows_of`](Self::rows_of) tells where they are in `y`, `[batch * rows]`.
+    ///
+    /// `rotated`: whether `x` was rotated with [`signs`](Self::signs).
+    #[expect(clippy::too_many_arguments, reason = "input, output and workspace of a product")]
     pub(crate) fn forward(
         &self,
         gpu: &Gpu,
         stream: StreamRef<'_>,
         x: DevSlice<'_, f32>,
+        rotated: bool,
         batch: usize,
         mut y: DevSliceMut<'_, f32>,
         ws: &mut Workspace,
@@ -343,7 +368,7 @@ impl Stack {
         let mut at = 0;
         for part in &self.parts {
             let len = batch * part.rows();
-            part.forward(gpu, stream, x, batch, y.reborrow().slice(at..at + len)?, ws)?;
+            part.forward(gpu, stream, x, rotated, batch, y.reborrow().slice(at..at + len)?, ws)?;
             at += len;
         }
         Ok(())
@@ -382,6 +407,13 @@ impl Stored<'_> {
         match self {
             Stored::Coded(coded) => coded.header().cols as usize,
             Stored::Rows { cols, .. } => *cols,
+        }
+    }
+
+    fn rotation(&self) -> Option<&RotationHeader> {
+        match self {
+            Stored::Coded(coded) => Some(&coded.header().rotation),
+            Stored::Rows { .. } => None,
         }
     }
 
@@ -433,6 +465,11 @@ fn upload(gpu: &Gpu, form: Form, group: &[&Stored<'_>]) -> Result<DeviceLinear, 
         Form::Bf16 => DenseWeights::Bf16(gpu.upload(&convert::<bf16>(group, cols)?)?),
     };
     Ok(DeviceLinear::Dense { weights, rows, cols })
+}
+
+/// Whether a rotation is by tiles of 128 columns alone.
+fn has_fused_tiles(rotation: &RotationHeader) -> bool {
+    matches!(rotation, RotationHeader::Rht { runs, .. } if matches!(runs[..], [[tile, _]] if tile as usize == ROTATED_TILE))
 }
 
 /// Uploads a coded matrix as it is.

@@ -1,7 +1,7 @@
 //! Models of random weights, made on the device: what a shape costs in memory and time needs no checkpoint.
 
-use gosset_codec::CodecSpec;
-use gosset_cuda::launch::model::{random_normal, random_shift, read};
+use gosset_codec::{CodecSpec, RotationSpec};
+use gosset_cuda::launch::model::{ROTATED_TILE, random_normal, random_shift, read};
 use gosset_cuda::{Buffer, CudaError, Event, Gpu, Graph, StreamRef};
 
 use super::decoder::{GpuDecoder, Layer, Table};
@@ -78,7 +78,13 @@ impl RandomModel {
                     DeviceLinear::Shift(Box::new(random_shift(gpu, codec, (rows, cols), seed)?))
                 }
             };
-            Ok(Stack::of(linear, widths))
+            let one_rotation = match form {
+                RandomWeights::Coded(CodecSpec { rotation: RotationSpec::Rht { tile, .. }, .. }) => {
+                    *tile as usize == ROTATED_TILE && cols.is_multiple_of(ROTATED_TILE)
+                }
+                _ => false,
+            };
+            Ok(Stack::of(linear, widths, one_rotation))
         };
         let ones = || gpu.upload(&vec![1f32; config.hidden_size]);
         let (hidden, ffn, q, kv) = (config.hidden_size, config.intermediate_size, config.q_dim(), config.kv_dim());
