@@ -2,18 +2,19 @@
 //
 // Shapes: x [cols] f32, f16 or bf16; scales [rows]; y [rows] f32, f16 or bf16. R: signs and tiles of up to 128 columns.
 // Grid: one block per multiprocessor; block b has the row tiles b, b + grid, ...
-// Block: 32 x n_parts x n_slots, at most 1024 threads: parts of the columns, slots of row tiles. A warp holds the B operands
+// Block: 32 x n_parts x n_slots, at most 1024 threads: parts of the columns, slots of row tiles. A warp holds the activations
 // of one unit of 128 columns in registers while it walks its row tiles, the next words on their way; then the next unit of
 // its part. Sums of 16 rows per warp and row tile go to shared memory and are added in a fixed order at the end.
-// The rotated x is rounded to f16 per unit, scaled by the power of two that brings its largest value to 2^14 .. 2^15.
+// The rotated x is rounded to f16 per unit, scaled by the power of two that brings its largest value to 2^9 .. 2^10.
+// Halves add up eight products each; everything beyond is f32.
 //
 // Shared memory: 1024 + 131072 (table) + 260 per unit (x, scales) + 64 per row tile and part + 64 per row tile, dynamic.
 // Programmatic launch: the table and the first words are loaded before the kernel waits for its predecessor.
 //
-// Defines: BITS (2 to 6), WIDE (0: L <= 17, 1: L = 18). Caller: gosset-cuda/src/launch/shift.rs.
+// Defines: BITS (2 to 4), WIDE (0: L <= 17; 1: L = 18, quantiles in tiles only). Caller: gosset-cuda/src/launch/shift.rs.
 
 #include "params.cuh"
-#include "shift.cuh"
+#include "shift_x.cuh"
 
 namespace {
 
@@ -21,87 +22,19 @@ using namespace shift;
 
 constexpr int kThreads = 1024;
 
-enum Rotation : uint32_t { kNone, kTilesOf128, kTilesByColumn };
-enum Type : uint32_t { kF32, kF16, kBf16 };
-
-// Four consecutive values of x, zero beyond its end.
-__device__ __forceinline__ void load_x(float (&v)[4], const ShiftGemvParams& p, uint32_t col) {
-    if (p.x_type == kF32 && p.x_vector && col + 4 <= p.cols) {
-        const float4 f = *reinterpret_cast<const float4*>(static_cast<const float*>(p.x) + col);
-        v[0] = f.x, v[1] = f.y, v[2] = f.z, v[3] = f.w;
-        return;
-    }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        v[i] = 0.0f;
-        if (col + i < p.cols) {
-            if (p.x_type == kF32) v[i] = static_cast<const float*>(p.x)[col + i];
-            if (p.x_type == kF16) v[i] = __half2float(static_cast<const __half*>(p.x)[col + i]);
-            if (p.x_type == kBf16) v[i] = __bfloat162float(static_cast<const __nv_bfloat16*>(p.x)[col + i]);
-        }
-    }
-}
-
-// Tiles of 128: four consecutive columns per lane. Unnormalized.
-__device__ __forceinline__ void transform_128(float (&v)[4], unsigned lane) {
-    const float a = v[0] + v[1], b = v[0] - v[1], c = v[2] + v[3], d = v[2] - v[3];
-    v[0] = a + c, v[1] = b + d, v[2] = a - c, v[3] = b - d;
-#pragma unroll
-    for (int m = 1; m < 32; m *= 2) {
-        const float sign = (lane & m) ? -1.0f : 1.0f;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) v[i] = fmaf(v[i], sign, __shfl_xor_sync(kAll, v[i], m));
-    }
-}
-
-// Tiles of 2^log[i] columns, which start at multiples of their length; normalized.
-__device__ __forceinline__ void transform_by_column(float (&v)[4], uint32_t logs, unsigned lane) {
-#pragma unroll
-    for (int j = 0; j < 7; ++j) {
-        float partner[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            partner[i] = j < 2 ? v[i ^ (1 << j)] : __shfl_xor_sync(kAll, v[i], 1 << (j >= 2 ? j - 2 : 0));
-        }
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const bool upper = (4 * lane + i) >> j & 1;
-            if ((logs >> 8 * i & 0xff) > j) v[i] = upper ? partner[i] - v[i] : v[i] + partner[i];
-        }
-    }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const uint32_t log = logs >> 8 * i & 0xff;
-        v[i] *= ((log & 1) ? 0.70710678f : 1.0f) * __uint_as_float((127u - (log >> 1)) << 23);
-    }
-}
-
 // Unit `u` of R x in the order of the B operands; returns the factor from its f16 values to R x.
 template <class F>
 __device__ __forceinline__ float prepare_unit(uint32_t* out, const ShiftGemvParams& p, uint32_t u, unsigned lane) {
-    float v[4], norm = 1.0f;
-    const uint32_t col = u * kUnitCols + 4 * lane;
-    load_x(v, p, col);
-    if (p.rotation != kNone) {
-        // Signs and tile sizes are padded to whole units.
-        const uint32_t signs = p.signs[col >> 5] >> (col & 31);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) v[i] = __uint_as_float(__float_as_uint(v[i]) ^ (signs >> i & 1) << 31);
-        if (p.rotation == kTilesOf128) {
-            transform_128(v, lane);
-            norm = 0.088388348f;
-        } else {
-            transform_by_column(v, reinterpret_cast<const uint32_t*>(p.tile_logs)[col >> 2], lane);
-        }
-    }
+    float v[4];
+    const float norm = rotated_unit(v, p, p.x, u, lane);
     const float most = fmaxf(fmaxf(fabsf(v[0]), fabsf(v[1])), fmaxf(fabsf(v[2]), fabsf(v[3])));
-    // Bits of nonnegative floats are ordered as the floats are.
+    // Bits of nonnegative floats are ordered as the floats are. Sums of eight products with weights below 4.3 stay below
+    // 2^16, the largest half.
     const int exponent = min(max(static_cast<int>(__reduce_max_sync(kAll, __float_as_uint(most)) >> 23), 20), 234);
-    const float up = __uint_as_float(static_cast<uint32_t>(127 + 14 + 127 - exponent) << 23);
-    const __half2 lo = __floats2half2_rn(v[0] * up, v[1] * up), hi = __floats2half2_rn(v[2] * up, v[3] * up);
-    out[b_word_of<F>(2 * lane)] = *reinterpret_cast<const uint32_t*>(&lo);
-    out[b_word_of<F>(2 * lane + 1)] = *reinterpret_cast<const uint32_t*>(&hi);
-    return __uint_as_float(static_cast<uint32_t>(exponent - 14) << 23) * norm;
+    const float up = __uint_as_float(static_cast<uint32_t>(127 + 9 + 127 - exponent) << 23);
+    out[b_word_of<F>(2 * lane)] = halves(v[0] * up, v[1] * up);
+    out[b_word_of<F>(2 * lane + 1)] = halves(v[2] * up, v[3] * up);
+    return __uint_as_float(static_cast<uint32_t>(exponent - 9) << 23) * norm;
 }
 
 __device__ __forceinline__ void store_y(const ShiftGemvParams& p, uint32_t row, float y) {
@@ -113,6 +46,52 @@ __device__ __forceinline__ void store_y(const ShiftGemvParams& p, uint32_t row, 
     if (p.y_type == kBf16) static_cast<__nv_bfloat16*>(p.y)[row] = __float2bfloat16_rn(y);
 }
 
+// One row tile of a warp: sums of 16 rows to `sum`, and the next words on their way.
+template <class F>
+__device__ __forceinline__ void step(
+    uint32_t (&words)[2][F::bits], uint32_t& own, const uint32_t (&b)[16], const Code& code, unsigned lane,
+    const uint32_t* next, const uint32_t* next_history, uint32_t on, uint32_t sum, float scale, bool again) {
+    uint32_t acc[4] = {0, 0, 0, 0};
+    if constexpr (F::rows) {
+        const uint32_t h[2] = {
+            history_of<F>(words[0][F::bits - 1], own, lane), history_of<F>(words[1][F::bits - 1], own >> 16, lane)};
+        unrolled<8>([&](auto j) {
+            constexpr int kJ = decltype(j)::value;
+            multiply<F, kJ>(acc, words, h, code, b[2 * kJ], b[2 * kJ + 1]);
+        });
+        load_run<F>(words[0], next, lane, on);
+        load_run<F>(words[1], next + F::run_words, lane, on);
+        if (on && !(lane & 3)) own = *next_history;
+    } else {
+        uint32_t h[2];
+        h[0] = history_of<F>(words[0][F::bits - 1], 0, lane);
+        h[1] = 0;
+        unrolled<4>([&](auto j) {
+            constexpr int kJ = decltype(j)::value;
+            multiply<F, kJ>(acc, words, h, code, b[2 * kJ], b[2 * kJ + 1]);
+        });
+        load_run<F>(words[0], next, lane, on);
+        h[1] = history_of<F>(words[1][F::bits - 1], 0, lane);
+        unrolled<4>([&](auto j) {
+            constexpr int kJ = decltype(j)::value + 4;
+            multiply<F, kJ>(acc, words, h, code, b[2 * kJ], b[2 * kJ + 1]);
+        });
+        load_run<F>(words[1], next + F::run_words, lane, on);
+    }
+    float d[4];
+    add_up(d, acc);
+    float s0 = d[0] * scale, s1 = d[2] * scale;
+    if (again) {
+        float p0, p1;
+        asm volatile("ld.shared.f32 %0, [%2];\nld.shared.f32 %1, [%2+32];" : "=f"(p0), "=f"(p1) : "r"(sum) : "memory");
+        s0 += p0, s1 += p1;
+    }
+    asm volatile("{\n.reg .pred p;\nsetp.eq.u32 p, %3, 0;\n@p st.shared.f32 [%0], %1;\n@p st.shared.f32 [%0+32], %2;\n}"
+                 :
+                 : "r"(sum), "f"(s0), "f"(s1), "r"(lane & 3)
+                 : "memory");
+}
+
 template <class F>
 __device__ __forceinline__ void gemv(const ShiftGemvParams& p) {
     extern __shared__ __align__(1024) uint8_t dynamic[];
@@ -122,14 +101,16 @@ __device__ __forceinline__ void gemv(const ShiftGemvParams& p) {
     float* row_scales = x_scales + (p.n_units + 3) / 4 * 4;
     float* sums = row_scales + p.max_tiles * 16;
 
-    const unsigned lane = threadIdx.x, part = threadIdx.y, slot = threadIdx.z;
+    // Volatile, so that the compiler keeps the lane and does not ask for it again in the loop.
+    unsigned lane;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(lane));
+    const unsigned part = threadIdx.y, slot = threadIdx.z;
     const unsigned warp = part + slot * blockDim.y, n_warps = blockDim.y * blockDim.z;
     const unsigned thread = warp * 32 + lane, n_threads = n_warps * 32;
     const uint32_t n_local = p.min_tiles + (blockIdx.x < p.extra_tiles);
-    const Code code = make_code<F>(p.m0, p.m1, lane);
 
     // Words are read in one sequence of (unit of the part, row tile). Every warp counts alike, so that loops are uniform;
-    // what is not there is not loaded, and its sums are not stored.
+    // what is not there is not loaded, and its sums are not read.
     const size_t tile_words = static_cast<size_t>(p.row_units) * F::unit_words;
     const size_t first_tile = blockIdx.x + static_cast<size_t>(slot) * gridDim.x;
     const uint32_t* next_unit = p.words + first_tile * tile_words + (p.first_unit + part) * F::unit_words;
@@ -138,27 +119,35 @@ __device__ __forceinline__ void gemv(const ShiftGemvParams& p) {
     const uint32_t* history_at = next_history;
     uint32_t words[2][F::bits] = {};
     uint32_t own = 0;
-    uint32_t on = slot < n_local && part < p.n_units;
-    load_run<F>(words[0], at, lane, on);
-    load_run<F>(words[1], at + F::run_words, lane, on);
-    if (F::rows && on && !(lane & 3)) own = *history_at;
-
-    fill_table<F>(shared, p.table, thread, n_threads);
-    for (uint32_t r = thread; r < n_local * kUnitRows; r += n_threads) {
-        const uint32_t row = (blockIdx.x + r / kUnitRows * gridDim.x) * kUnitRows + r % kUnitRows;
-        row_scales[r] = row < p.rows ? __bfloat162float(p.scales[row]) * p.step : 0.0f;
+    const bool slot_on = slot < n_local;
+    load_run<F>(words[0], at, lane, slot_on);
+    load_run<F>(words[1], at + F::run_words, lane, slot_on);
+    if (F::rows && slot_on && !(lane & 3)) own = *history_at;
+    // Scales of at most one row per thread: a block has fewer rows than threads (the host sees to that), and loads them
+    // before it waits for anything.
+    float row_scale = 0.0f;
+    {
+        const uint32_t row = (blockIdx.x + thread / kUnitRows * gridDim.x) * kUnitRows + thread % kUnitRows;
+        if (thread < n_local * kUnitRows && row < p.rows) row_scale = __bfloat162float(p.scales[row]);
     }
+    const Code code = make_code<F>(p.m0, p.m1, lane);
+    fill_table<F>(shared, p.table, thread, n_threads);
+    if (thread < n_local * kUnitRows) row_scales[thread] = row_scale * p.step;
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
     asm volatile("griddepcontrol.launch_dependents;");
 #endif
-    for (uint32_t u = warp; u < p.n_units; u += n_warps) {
+    for (uint32_t u0 = 0; u0 < p.n_units; u0 += n_warps) {
+        // Warps beyond the last unit repeat it, which keeps the loop uniform.
+        const uint32_t u = min(u0 + warp, p.n_units - 1);
         const float scale = prepare_unit<F>(xs + u * 64, p, p.first_unit + u, lane);
-        if (lane == 0) x_scales[u] = scale;
+        x_scales[u] = scale;
     }
     __syncthreads();
 
     const uint32_t n_tiles = p.n_slots == 1 ? n_local : (n_local + p.n_slots - 1) / p.n_slots;
+    const uint32_t first_sum =
+        static_cast<uint32_t>(__cvta_generic_to_shared(sums)) + ((slot * p.n_parts + part) * 16 + (lane >> 2)) * 4;
     uint32_t unit = part;
     for (uint32_t n_units = p.part_units; n_units != 0; --n_units, unit += p.n_parts) {
         uint32_t b[16];
@@ -166,71 +155,45 @@ __device__ __forceinline__ void gemv(const ShiftGemvParams& p) {
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
             uint4 v = make_uint4(0, 0, 0, 0);
-            // The other seven columns of B are zero.
-            if (lane < 4 && there) v = reinterpret_cast<const uint4*>(xs + unit * 64)[lane * 4 + j];
+            if (there) v = reinterpret_cast<const uint4*>(xs + unit * 64)[(lane & 3) * 4 + j];
             b[4 * j] = v.x, b[4 * j + 1] = v.y, b[4 * j + 2] = v.z, b[4 * j + 3] = v.w;
         }
         const float scale = there ? x_scales[unit] : 0.0f;
-        float* sum = sums + (slot * p.n_parts + part) * 16 + (lane >> 2);
-        uint32_t tile = slot;
+        const bool again = n_units != p.part_units;
+        const uint32_t limit = there ? n_local : 0;
+        uint32_t sum = first_sum, tile = slot;
         next_unit += p.n_parts * F::unit_words;
         if (F::rows) next_history += p.n_parts * 8;
-        for (uint32_t left = n_tiles; left != 0; --left) {
-            // Of the next step.
-            const bool last = left == 1;
-            const uint32_t next_tile = tile + p.n_slots;
-            at = last ? next_unit : at + p.tile_step;
-            on = last ? n_units != 1 && slot < n_local && unit + p.n_parts < p.n_units : next_tile < n_local && there;
-            float d[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-            uint32_t h[2], a[4];
-            if constexpr (F::rows) {
-                h[0] = history_of<F>(words[0][F::bits - 1], own, lane);
-                h[1] = history_of<F>(words[1][F::bits - 1], own >> 16, lane);
-                unrolled<8>([&](auto j) {
-                    operands<F, decltype(j)::value>(a, words, h, code);
-                    mma(d, a, b[2 * decltype(j)::value], b[2 * decltype(j)::value + 1]);
-                });
-                load_run<F>(words[0], at, lane, on);
-                load_run<F>(words[1], at + F::run_words, lane, on);
-                history_at = last ? next_history : history_at + p.history_step;
-                if (on && !(lane & 3)) own = *history_at;
+        const uint32_t more = n_units != 1 && slot_on && unit + p.n_parts < p.n_units;
+        uint32_t left = n_tiles;
+        do {
+            // Where the words after these are. A branch of the whole block: selections would cost more.
+            uint32_t on;
+            if (left == 1) {
+                asm volatile("");
+                at = next_unit, on = more;
+                if (F::rows) history_at = next_history;
             } else {
-                h[0] = history_of<F>(words[0][F::bits - 1], 0, lane);
-                h[1] = 0;
-                unrolled<4>([&](auto j) {
-                    operands<F, decltype(j)::value>(a, words, h, code);
-                    mma(d, a, b[2 * decltype(j)::value], b[2 * decltype(j)::value + 1]);
-                });
-                load_run<F>(words[0], at, lane, on);
-                h[1] = history_of<F>(words[1][F::bits - 1], 0, lane);
-                unrolled<4>([&](auto j) {
-                    operands<F, decltype(j)::value + 4>(a, words, h, code);
-                    mma(d, a, b[2 * decltype(j)::value + 8], b[2 * decltype(j)::value + 9]);
-                });
-                load_run<F>(words[1], at + F::run_words, lane, on);
+                at += p.tile_step, tile += p.n_slots, on = tile < limit;
+                if (F::rows) history_at += p.history_step;
             }
-            if ((lane & 3) == 0 && tile < n_local) {
-                float s0 = d[0] * scale, s1 = d[2] * scale;
-                if (n_units != p.part_units) s0 += sum[0], s1 += sum[8];
-                sum[0] = s0, sum[8] = s1;
-            }
-            sum += p.n_slots * p.n_parts * 16;
-            tile = next_tile;
-        }
+            step<F>(words, own, b, code, lane, at, history_at, on, sum, scale, again);
+            sum += p.n_slots * p.n_parts * 64;
+        } while (--left != 0);
     }
     __syncthreads();
 
-    // Eight threads per row.
+    // Eight threads per row; whole warps, since 16 rows are 128 threads.
+    const uint32_t sixteenth = p.n_parts * 16;
     for (uint32_t r = thread >> 3; r < n_local * kUnitRows; r += n_threads / 8) {
-        const uint32_t i = r / kUnitRows, in = r % kUnitRows;
-        const float* sum = sums + i * p.n_parts * 16 + in;
+        const float* sum = sums + r / kUnitRows * sixteenth + r % kUnitRows;
         float y = 0.0f;
+#pragma unroll 4
         for (uint32_t k = thread & 7; k < p.n_parts; k += 8) y += sum[k * 16];
-        // Whole warps come here: n_local * 16 * 8 is a multiple of 32.
         y += __shfl_xor_sync(kAll, y, 1);
         y += __shfl_xor_sync(kAll, y, 2);
         y += __shfl_xor_sync(kAll, y, 4);
-        const uint32_t row = (blockIdx.x + i * gridDim.x) * kUnitRows + in;
+        const uint32_t row = (blockIdx.x + r / kUnitRows * gridDim.x) * kUnitRows + r % kUnitRows;
         if ((thread & 7) == 0 && row < p.rows) store_y(p, row, y * row_scales[r]);
     }
 }
@@ -242,9 +205,9 @@ __device__ __forceinline__ void gemv(const ShiftGemvParams& p) {
         gemv<Format<BITS, pairs, rows, WIDE != 0>>(p);                                                         \
     }
 
-GEMV(shift_gemv_quantiles_rows, false, true)
 GEMV(shift_gemv_quantiles_tiles, false, false)
-#if BITS <= 4
+#if WIDE == 0
+GEMV(shift_gemv_quantiles_rows, false, true)
 GEMV(shift_gemv_pairs_rows, true, true)
 GEMV(shift_gemv_pairs_tiles, true, false)
 #endif

@@ -127,7 +127,8 @@ __device__ __forceinline__ uint32_t history_of(uint32_t last, uint32_t own, unsi
         const uint32_t prev = __shfl_up_sync(kAll, last, 1);
         return (lane & 3) ? prev : own;
     }
-    return __shfl_sync(kAll, last, (lane + 28) & 31);
+    // The source lane is taken modulo 32.
+    return __shfl_sync(kAll, last, lane + 28);
 }
 
 // A window that ends with bit `kEnd` of a run, counted from 1; `h` is the history. The state is its lowest L bits.
@@ -148,9 +149,10 @@ __device__ __forceinline__ uint32_t look_up(uint32_t window, uint32_t multiplier
     return entry;
 }
 
-// Register `kI` of mma `kJ`.
-template <class F, int kJ, int kI>
-__device__ __forceinline__ uint32_t operand(const uint32_t (&w)[2][F::bits], const uint32_t (&h)[2], const Code& c) {
+// Register `kI` of mma `kJ`; with `kSplit` the half that the second look-up finds is in `s`.
+template <class F, int kJ, int kI, bool kSplit>
+__device__ __forceinline__ uint32_t operand(
+    uint32_t& s, const uint32_t (&w)[2][F::bits], const uint32_t (&h)[2], const Code& c) {
     constexpr int run = F::rows ? kI % 2 : kJ / 4;
     constexpr int pair = F::rows ? 2 * kJ + kI / 2 : 4 * (kJ % 4) + kI;
     if constexpr (F::per_step == 1) {
@@ -160,7 +162,9 @@ __device__ __forceinline__ uint32_t operand(const uint32_t (&w)[2][F::bits], con
     }
     const uint32_t win = window<(pair + 1) * F::step_bits>(w[run], h[run]);
     uint32_t r = look_up<F>(win, c.m0, c.at0);
-    if constexpr (F::two_look_ups) {
+    if constexpr (F::two_look_ups && kSplit) {
+        s = look_up<F>(win, c.m1, c.at1);
+    } else if constexpr (F::two_look_ups) {
         // On the pipe of floats, where an OR would take another turn of the integer one, which is the busiest.
         asm("add.f16x2 %0, %0, %1;" : "+r"(r) : "r"(look_up<F>(win, c.m1, c.at1)));
     }
@@ -171,10 +175,11 @@ __device__ __forceinline__ uint32_t operand(const uint32_t (&w)[2][F::bits], con
 template <class F, int kJ>
 __device__ __forceinline__ void operands(
     uint32_t (&a)[4], const uint32_t (&w)[2][F::bits], const uint32_t (&h)[2], const Code& c) {
-    a[0] = operand<F, kJ, 0>(w, h, c);
-    a[1] = operand<F, kJ, 1>(w, h, c);
-    a[2] = operand<F, kJ, 2>(w, h, c);
-    a[3] = operand<F, kJ, 3>(w, h, c);
+    uint32_t none;
+    a[0] = operand<F, kJ, 0, false>(none, w, h, c);
+    a[1] = operand<F, kJ, 1, false>(none, w, h, c);
+    a[2] = operand<F, kJ, 2, false>(none, w, h, c);
+    a[3] = operand<F, kJ, 3, false>(none, w, h, c);
 }
 
 // The first column of the pair in register `kI` of mma `kJ`, counted from that of the unit.
@@ -185,19 +190,55 @@ __device__ __forceinline__ unsigned column_of(int j, int i, unsigned t) {
 
 // Where the pair of columns 2 c and 2 c + 1 of a unit lies in the 64 words of the unit in the order of B: thread t has
 // words 16 t to 16 t + 15, registers 0 and 1 of mma J at 2 J.
-template <class F>
-__device__ __forceinline__ unsigned b_word_of(unsigned c) {
-    if constexpr (F::rows) return c;
+__device__ __forceinline__ unsigned b_word_of_tiles(unsigned c) {
     const unsigned j = (c >> 5) * 4 + (c & 3);
     return (c >> 3 & 3) * 16 + 2 * j + (c >> 2 & 1);
 }
+template <class F>
+__device__ __forceinline__ unsigned b_word_of(unsigned c) {
+    return F::rows ? c : b_word_of_tiles(c);
+}
 
-// d += a b, 16 x 16 by 16 x 8.
+// d += a b, 16 x 16 by 16 x 8; `kFirst`: d = a b.
+template <bool kFirst = false>
 __device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    if constexpr (kFirst) {
+        asm volatile(
+            "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
+            : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.0f));
+    } else {
+        asm volatile(
+            "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    }
+}
+
+// acc[i] += the weights of row g + 8 i of mma `kJ` times their activations, halves of columns apart. For one activation:
+// four fused multiply-adds of halves take four turns, an mma takes ten. `kJ` alternates between two pairs of sums, each of
+// which adds up eight products.
+template <class F, int kJ>
+__device__ __forceinline__ void multiply(
+    uint32_t (&acc)[4], const uint32_t (&w)[2][F::bits], const uint32_t (&h)[2], const Code& c, uint32_t b0, uint32_t b1) {
+    uint32_t r[4], s[4];
+    r[0] = operand<F, kJ, 0, F::two_look_ups>(s[0], w, h, c);
+    r[1] = operand<F, kJ, 1, F::two_look_ups>(s[1], w, h, c);
+    r[2] = operand<F, kJ, 2, F::two_look_ups>(s[2], w, h, c);
+    r[3] = operand<F, kJ, 3, F::two_look_ups>(s[3], w, h, c);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        uint32_t& sum = acc[i % 2 + 2 * (kJ % 2)];
+        const uint32_t b = i < 2 ? b0 : b1;
+        asm("fma.rn.f16x2 %0, %1, %2, %0;" : "+r"(sum) : "r"(r[i]), "r"(b));
+        if constexpr (F::two_look_ups) asm("fma.rn.f16x2 %0, %1, %2, %0;" : "+r"(sum) : "r"(s[i]), "r"(b));
+    }
+}
+
+// d[0] and d[2] = the sums of rows g and g + 8 over lanes and halves, in f32: a product with ones.
+__device__ __forceinline__ void add_up(float (&d)[4], const uint32_t (&acc)[4]) {
+    constexpr uint32_t ones = 0x3c003c00;
+    mma<true>(d, acc, ones, ones);
 }
 
 // Calls f with the compile-time numbers 0 to kN - 1.

@@ -4,6 +4,7 @@
 
 pub mod ans;
 mod decoded;
+pub mod fixed;
 pub mod model;
 pub mod probe;
 pub mod quantize;
@@ -12,6 +13,7 @@ pub mod rice;
 mod rice_layout;
 pub mod rice_planes;
 pub mod shift;
+mod shift_gemm;
 mod shift_layout;
 pub mod viterbi;
 

@@ -16,29 +16,31 @@ use gosset_transform::Rht;
 use gosset_trellis::shift::{ShiftCode, ShiftLayout, ShiftOrder, ShiftSpec, ShiftTrellis};
 use half::{bf16, f16};
 
-use super::rht::DeviceRht;
-use super::shift_layout::{GemvCut, TABLE_SHARED, UNIT_COLS, UNIT_ROWS, Units, is_wide, multipliers, unit_ranges};
+use super::rht::{DeviceRht, RhtInput};
+use super::shift_layout::{GemvCut, UNIT_COLS, UNIT_ROWS, Units, is_wide, multipliers, unit_ranges};
 use crate::error::CudaError;
 use crate::generated::modules::Module;
 use crate::generated::params::{
-    ShiftDecodeParams, ShiftExactParams, ShiftExactRowsParams, ShiftGemvParams, ShiftPackParams, ShiftRandomParams,
+    ShiftAnyParams, ShiftDecodeParams, ShiftExactParams, ShiftExactRowsParams, ShiftGemvParams, ShiftPackParams,
+    ShiftRandomParams,
 };
 use crate::gpu::Gpu;
 use crate::kernel::Launch;
 use crate::memory::{Buffer, DevSlice, DevSliceMut, DeviceType};
 use crate::stream::StreamRef;
 
+pub use super::shift_gemm::{MAX_GEMM_BATCH, ShiftWorkspace};
 pub use super::shift_layout::random_word;
 
 /// Threads of the kernels that copy.
 const COPY_THREADS: u32 = 256;
-/// Threads of a block that decodes.
-const DECODE_THREADS: u32 = 1024;
+/// Threads of a block of the kernels that take any trellis.
+const ANY_THREADS: u32 = 256;
 /// Longest tile of a rotation that a product takes on itself.
 const MAX_FUSED_TILE: u32 = 128;
 
 /// Element types of activations and results.
-pub trait ShiftElement: DeviceType + sealed::Sealed {
+pub trait ShiftElement: DeviceType + RhtInput + sealed::Sealed {
     /// Number of the type in the parameters of the kernels.
     #[doc(hidden)]
     const TYPE: u32;
@@ -66,38 +68,44 @@ impl ShiftElement for bf16 {
 /// A matrix on a device.
 #[derive(Debug)]
 pub struct ShiftMatrix {
-    gpu: Gpu,
-    trellis: ShiftTrellis,
-    rows: usize,
-    cols: usize,
-    units: Units,
-    words: Buffer<u32>,
-    histories: Buffer<u32>,
-    table: Arc<Buffer<u32>>,
-    scales: Buffer<bf16>,
-    step: f32,
-    rotation: Rotation,
-    exact: Option<ExactRows>,
+    pub(super) gpu: Gpu,
+    pub(super) trellis: ShiftTrellis,
+    pub(super) rows: usize,
+    pub(super) cols: usize,
+    pub(super) units: Units,
+    pub(super) words: Buffer<u32>,
+    pub(super) histories: Buffer<u32>,
+    pub(super) table: Arc<Buffer<u32>>,
+    pub(super) scales: Buffer<bf16>,
+    pub(super) step: f32,
+    pub(super) rotation: Rotation,
+    pub(super) exact: Option<ExactRows>,
 }
 
 /// The rotation of the rows.
 #[derive(Debug)]
-enum Rotation {
+pub(super) enum Rotation {
     None,
     /// Done by the product: signs of whole units, and the log2 of each column's tile unless all are 128.
-    Fused { signs: Buffer<u32>, tile_logs: Option<Buffer<u8>>, rht: Box<DeviceRht> },
+    Fused {
+        signs: Buffer<u32>,
+        tile_logs: Option<Buffer<u8>>,
+        rht: Box<DeviceRht>,
+    },
     /// Tiles are too long for that.
-    Separate { rht: Box<DeviceRht> },
+    Separate {
+        rht: Box<DeviceRht>,
+    },
 }
 
 /// Rows that are stored as they are.
 #[derive(Debug)]
-struct ExactRows {
-    rows: Buffer<u32>,
+pub(super) struct ExactRows {
+    pub(super) rows: Buffer<u32>,
     /// In the original basis.
-    values: Buffer<f32>,
+    pub(super) values: Buffer<f32>,
     /// In the rotated frame.
-    rotated: Buffer<f32>,
+    pub(super) rotated: Buffer<f32>,
 }
 
 impl ShiftMatrix {
@@ -129,7 +137,8 @@ impl ShiftMatrix {
         let Some(PlaneData::U32(words)) = plane("words") else { return Err(missing("words")) };
         let Some(PlaneData::Bf16(scales)) = plane("scales") else { return Err(missing("scales")) };
         let source = gpu.upload(words)?;
-        let mut matrix = Self::pack(gpu, &trellis, &layout, source, gpu.upload(scales)?, shift.step, decoder.rotation())?;
+        let mut matrix =
+            Self::pack(gpu, &trellis, &layout, source, gpu.upload(scales)?, shift.step, decoder.rotation())?;
         if decoder.n_exact_rows() > 0 {
             let Some(PlaneData::U32(rows)) = plane("exact_rows") else { return Err(missing("exact_rows")) };
             let Some(PlaneData::F32(values)) = plane("exact_values") else { return Err(missing("exact_values")) };
@@ -203,13 +212,30 @@ impl ShiftMatrix {
         // SAFETY: the source has the words of the layout, which the kernel does not exceed; the others have the lengths of
         // `units`.
         unsafe {
-            gpu.kernel(Module::ShiftPack, "shift_pack")?.launch(stream.as_ref(), copy_launch(gpu, units.n_words), &params)
+            gpu.kernel(Module::ShiftPack, "shift_pack")?.launch(
+                stream.as_ref(),
+                copy_launch(gpu, units.n_words),
+                &params,
+            )
         }?;
         stream.synchronize()?;
         let table = gpu.table(trellis.code().device_table())?;
         let rotation = Rotation::new(gpu, rotation, units)?;
         let trellis = trellis.clone();
-        Ok(Self { gpu: gpu.clone(), trellis, rows, cols, units, words, histories, table, scales, step, rotation, exact: None })
+        Ok(Self {
+            gpu: gpu.clone(),
+            trellis,
+            rows,
+            cols,
+            units,
+            words,
+            histories,
+            table,
+            scales,
+            step,
+            rotation,
+            exact: None,
+        })
     }
 
     /// Number of rows.
@@ -239,10 +265,16 @@ impl ShiftMatrix {
         }
     }
 
-    /// Whether [`ShiftMatrix::gemv`] takes activations in the original basis: no tile of the rotation exceeds 128 columns.
+    /// Whether [`ShiftMatrix::gemv`] takes activations in the original basis: there is no rotation, or none of its tiles
+    /// exceeds 128 columns and the trellis has a kernel of its own (2 to 4 bits; of states of 18 bits quantiles in tiles).
+    /// [`ShiftMatrix::gemm`] takes all.
     #[must_use]
     pub fn fuses_rotation(&self) -> bool {
-        !matches!(self.rotation, Rotation::Separate { .. })
+        match self.rotation {
+            Rotation::None => true,
+            Rotation::Fused { .. } => self.gemv_module().is_some(),
+            Rotation::Separate { .. } => false,
+        }
     }
 
     /// Bytes of device memory: words with their padding, histories, scales, signs, exact rows, and the table, which matrices
@@ -274,7 +306,8 @@ impl ShiftMatrix {
         y: DevSliceMut<'_, Y>,
     ) -> Result<(), CudaError> {
         if !self.fuses_rotation() {
-            return Err(CudaError::Unsupported { op: "shift_gemv", what: "a rotation of tiles beyond 128".to_owned() });
+            let what = format!("{:?} and this rotation without a workspace", self.spec());
+            return Err(CudaError::Unsupported { op: "shift_gemv", what });
         }
         self.product(stream, x, y, true)
     }
@@ -292,7 +325,8 @@ impl ShiftMatrix {
         self.product(stream, u, y, false)
     }
 
-    fn product<X: ShiftElement, Y: ShiftElement>(
+    /// `y = W x`, x rotated by the kernel or before.
+    pub(super) fn product<X: ShiftElement, Y: ShiftElement>(
         &self,
         stream: StreamRef<'_>,
         x: DevSlice<'_, X>,
@@ -305,16 +339,11 @@ impl ShiftMatrix {
         if y.len() != self.rows {
             return Err(CudaError::shape("y of shift_gemv", format!("{} elements", self.rows), y.len()));
         }
+        let Some(module) = self.gemv_module() else { return self.product_of_any(stream, x, y) };
         let info = self.gpu.info();
-        let (signs, tile_logs, rotation) = match &self.rotation {
-            Rotation::Fused { signs, tile_logs, .. } if rotate => {
-                let logs = tile_logs.as_ref().map_or(0, |logs| logs.as_slice().ptr());
-                (signs.as_slice().ptr(), logs, 1 + u32::from(tile_logs.is_some()))
-            }
-            _ => (0, 0, 0),
-        };
+        let (signs, tile_logs, rotation) = self.fused_rotation(rotate);
         let [m0, m1] = multipliers(&self.trellis);
-        let kernel = self.gpu.kernel(self.gemv_module()?, self.entry(GEMV_ENTRIES))?;
+        let kernel = self.gpu.kernel(module, self.entry(GEMV_ENTRIES))?;
         let unit_words = 64 * u64::from(self.spec().bits);
         for (first_unit, n_units) in unit_ranges(self.units.row_units) {
             if first_unit > 0 && Y::TYPE != f32::TYPE {
@@ -371,8 +400,60 @@ impl ShiftMatrix {
         self.exact_products(stream, values, x, None, y, 1)
     }
 
+    /// Signs, tiles and kind of the rotation that a kernel does.
+    pub(super) fn fused_rotation(&self, rotate: bool) -> (u64, u64, u32) {
+        match &self.rotation {
+            Rotation::Fused { signs, tile_logs, .. } if rotate => {
+                let logs = tile_logs.as_ref().map_or(0, |logs| logs.as_slice().ptr());
+                (signs.as_slice().ptr(), logs, 1 + u32::from(tile_logs.is_some()))
+            }
+            _ => (0, 0, 0),
+        }
+    }
+
+    /// `y = W x` for a trellis that has no kernel of its own; x is rotated and f32. Lengths were checked.
+    fn product_of_any<X: ShiftElement, Y: ShiftElement>(
+        &self,
+        stream: StreamRef<'_>,
+        x: DevSlice<'_, X>,
+        y: DevSliceMut<'_, Y>,
+    ) -> Result<(), CudaError> {
+        if X::TYPE != f32::TYPE {
+            return Err(CudaError::Unsupported {
+                op: "shift_gemv",
+                what: format!("{:?} and an x that is not f32", self.spec()),
+            });
+        }
+        let any = AnySpec::new(&self.trellis);
+        let params = ShiftAnyParams {
+            words: self.words.as_slice().ptr(),
+            histories: self.histories.as_slice().ptr(),
+            table: self.table.as_slice().ptr(),
+            x: x.ptr(),
+            scales: self.scales.as_slice().ptr(),
+            y: y.ptr(),
+            rows: self.rows as u32,
+            cols: self.cols as u32,
+            row_units: self.units.row_units,
+            bits: any.bits,
+            per_step: any.per_step,
+            pairs: any.pairs,
+            rows_order: any.rows_order,
+            index_shift: any.index_shift,
+            m0: any.m0,
+            m1: any.m1,
+            step: self.step,
+            y_type: Y::TYPE,
+        };
+        let launch = Launch { grid: [self.units.n_row_tiles, 1, 1], block: [ANY_THREADS, 1, 1], ..Launch::default() };
+        // SAFETY: x and y have the lengths of the matrix, checked by the caller; the others are the matrix's own.
+        unsafe { self.gpu.kernel(Module::ShiftAny, "shift_gemv_any")?.launch(stream, launch, &params) }?;
+        let values = self.exact.as_ref().map(|exact| &exact.rotated);
+        self.exact_products(stream, values, x, None, y, 1)
+    }
+
     /// Products with the rows that are stored exactly.
-    fn exact_products<X: ShiftElement, Y: ShiftElement>(
+    pub(super) fn exact_products<X: ShiftElement, Y: ShiftElement>(
         &self,
         stream: StreamRef<'_>,
         values: Option<&Buffer<f32>>,
@@ -395,7 +476,7 @@ impl ShiftMatrix {
             y_type: Y::TYPE,
         };
         let grid = [exact.rows.len() as u32, batch as u32, 1];
-        let launch = Launch { grid, block: [128, 1, 1], shared_bytes: 0, programmatic: true };
+        let launch = Launch { grid, block: [128, 1, 1], ..Launch::default() };
         // SAFETY: the caller checked x and y; the numbers of rows are below that of the matrix, which the decoder checked.
         unsafe { self.gpu.kernel(Module::ShiftPack, "shift_exact")?.launch(stream, launch, &params) }
     }
@@ -426,7 +507,7 @@ impl ShiftMatrix {
         if rows.is_empty() {
             return Ok(());
         }
-        let [m0, m1] = multipliers(&self.trellis);
+        let any = AnySpec::new(&self.trellis);
         let n_tiles = rows.len().div_ceil(UNIT_ROWS) as u32;
         let params = ShiftDecodeParams {
             words: self.words.as_slice().ptr(),
@@ -439,18 +520,23 @@ impl ShiftMatrix {
             row_units: self.units.row_units,
             first_tile: (rows.start / UNIT_ROWS) as u32,
             n_tiles,
-            m0,
-            m1,
+            bits: any.bits,
+            per_step: any.per_step,
+            pairs: any.pairs,
+            rows_order: any.rows_order,
+            index_shift: any.index_shift,
+            m0: any.m0,
+            m1: any.m1,
             step: self.step,
             out_type: T::TYPE,
             vector: (self.cols.is_multiple_of(2) && out.ptr().is_multiple_of(2 * size_of::<T>() as u64)).into(),
         };
         let warps = u64::from(n_tiles) * u64::from(self.units.row_units);
-        let blocks = warps.div_ceil(u64::from(DECODE_THREADS / 32)).min(u64::from(self.gpu.info().n_sms)) as u32;
-        let launch =
-            Launch { grid: [blocks, 1, 1], block: [DECODE_THREADS, 1, 1], shared_bytes: TABLE_SHARED, programmatic: false };
+        let most = u64::from(self.gpu.info().n_sms) * 8;
+        let blocks = warps.div_ceil(u64::from(ANY_THREADS / 32)).min(most) as u32;
+        let launch = Launch { grid: [blocks, 1, 1], block: [ANY_THREADS, 1, 1], ..Launch::default() };
         // SAFETY: `out` has room for the rows, checked above; the others are the matrix's own.
-        unsafe { self.gpu.kernel(self.decode_module()?, self.entry(DECODE_ENTRIES))?.launch(stream, launch, &params) }?;
+        unsafe { self.gpu.kernel(Module::ShiftAny, "shift_decode")?.launch(stream, launch, &params) }?;
         let Some(exact) = &self.exact else { return Ok(()) };
         let params = ShiftExactRowsParams {
             values: exact.rotated.as_slice().ptr(),
@@ -467,40 +553,59 @@ impl ShiftMatrix {
     }
 
     /// The kernel of this code and order among those of a module: quantiles by rows and tiles, pairs by rows and tiles.
-    fn entry(&self, entries: [&'static str; 4]) -> &'static str {
+    pub(super) fn entry(&self, entries: [&'static str; 4]) -> &'static str {
         let spec = self.spec();
         entries[2 * usize::from(spec.code == ShiftCode::Pairs) + usize::from(spec.order == ShiftOrder::Tiles)]
     }
 
-    fn gemv_module(&self) -> Result<Module, CudaError> {
+    /// The module of the products with one activation, if this trellis has one.
+    fn gemv_module(&self) -> Option<Module> {
         use Module as M;
-        self.module([
-            [M::ShiftGemvK2, M::ShiftGemvK3, M::ShiftGemvK4, M::ShiftGemvK5, M::ShiftGemvK6],
-            [M::ShiftGemvK2Wide, M::ShiftGemvK3Wide, M::ShiftGemvK4Wide, M::ShiftGemvK5Wide, M::ShiftGemvK6Wide],
-        ])
-    }
-
-    fn decode_module(&self) -> Result<Module, CudaError> {
-        use Module as M;
-        self.module([
-            [M::ShiftDecodeK2, M::ShiftDecodeK3, M::ShiftDecodeK4, M::ShiftDecodeK5, M::ShiftDecodeK6],
-            [M::ShiftDecodeK2Wide, M::ShiftDecodeK3Wide, M::ShiftDecodeK4Wide, M::ShiftDecodeK5Wide, M::ShiftDecodeK6Wide],
-        ])
-    }
-
-    /// The module of these bits per weight and this width of states.
-    fn module(&self, modules: [[Module; 5]; 2]) -> Result<Module, CudaError> {
         let spec = self.spec();
-        let at = ShiftSpec::BITS.iter().position(|&bits| bits == spec.bits);
-        let at = at.ok_or_else(|| CudaError::Unsupported { op: "shift", what: format!("{} bits per weight", spec.bits) })?;
-        Ok(modules[usize::from(is_wide(spec))][at])
+        let wide = is_wide(spec);
+        if wide && (spec.code, spec.order) != (ShiftCode::Quantiles, ShiftOrder::Tiles) {
+            return None;
+        }
+        let modules = match spec.bits {
+            2 => [M::ShiftGemvK2, M::ShiftGemvK2Wide],
+            3 => [M::ShiftGemvK3, M::ShiftGemvK3Wide],
+            4 => [M::ShiftGemvK4, M::ShiftGemvK4Wide],
+            _ => return None,
+        };
+        Some(modules[usize::from(wide)])
     }
 }
 
 const GEMV_ENTRIES: [&str; 4] =
     ["shift_gemv_quantiles_rows", "shift_gemv_quantiles_tiles", "shift_gemv_pairs_rows", "shift_gemv_pairs_tiles"];
-const DECODE_ENTRIES: [&str; 4] =
-    ["shift_decode_quantiles_rows", "shift_decode_quantiles_tiles", "shift_decode_pairs_rows", "shift_decode_pairs_tiles"];
+
+/// A trellis as the kernels that take any have it.
+#[derive(Debug, Clone, Copy)]
+struct AnySpec {
+    bits: u32,
+    per_step: u32,
+    pairs: u32,
+    rows_order: u32,
+    index_shift: u32,
+    m0: u32,
+    m1: u32,
+}
+
+impl AnySpec {
+    fn new(trellis: &ShiftTrellis) -> Self {
+        let spec = trellis.spec();
+        let [m0, m1] = multipliers(trellis);
+        Self {
+            bits: spec.bits.into(),
+            per_step: spec.weights_per_step() as u32,
+            pairs: (spec.code == ShiftCode::Pairs).into(),
+            rows_order: (spec.order == ShiftOrder::Rows).into(),
+            index_shift: 7 + u32::from(is_wide(spec)),
+            m0,
+            m1,
+        }
+    }
+}
 
 impl Rotation {
     fn new(gpu: &Gpu, rht: Option<&Rht>, units: Units) -> Result<Self, CudaError> {
@@ -515,7 +620,9 @@ impl Rotation {
         let tile_logs = if runs.len() == 1 && runs[0].tile == MAX_FUSED_TILE {
             None
         } else {
-            let logs = runs.iter().flat_map(|run| std::iter::repeat_n(run.tile.ilog2() as u8, (run.tile * run.count) as usize));
+            let logs = runs
+                .iter()
+                .flat_map(|run| std::iter::repeat_n(run.tile.ilog2() as u8, (run.tile * run.count) as usize));
             let mut logs: Vec<u8> = logs.collect();
             logs.resize(units.row_units as usize * UNIT_COLS, 0);
             Some(gpu.upload(&logs)?)

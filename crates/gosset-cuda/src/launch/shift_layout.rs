@@ -38,7 +38,8 @@ impl Units {
     /// # Errors
     /// [`CudaError::Shape`] for more than the kernels can count.
     pub(crate) fn new(layout: &ShiftLayout) -> Result<Self, CudaError> {
-        let too_many = || CudaError::shape("shift matrix", "fewer than 2^31 rows and columns", layout.rows().max(layout.cols()));
+        let too_many =
+            || CudaError::shape("shift matrix", "fewer than 2^31 rows and columns", layout.rows().max(layout.cols()));
         let fits = |n: usize| u32::try_from(n).ok().filter(|&n| n < 1 << 31).ok_or_else(too_many);
         let (_, _, _) = (fits(layout.rows())?, fits(layout.cols())?, fits(layout.words_per_string())?);
         let row_units = layout.cols().div_ceil(UNIT_COLS);
@@ -106,10 +107,15 @@ impl GemvCut {
             let cut = |n_parts: u32| {
                 let n_slots = (MAX_WARPS / n_parts).min(max_tiles);
                 let part_units = n_units.div_ceil(n_parts);
+                // A thread per row loads the scales.
+                if u64::from(max_tiles) * UNIT_ROWS as u64 > u64::from(n_parts * n_slots) * 32 {
+                    return None;
+                }
                 let shared = u64::from(TABLE_SHARED)
                     + u64::from(n_units) * 256
                     + u64::from(n_units.div_ceil(4)) * 16
-                    + u64::from(max_tiles) * 64 * u64::from(n_parts + 1);
+                    + u64::from(max_tiles) * 64
+                    + u64::from(max_tiles.next_multiple_of(n_slots)) * 64 * u64::from(n_parts);
                 let steps = u64::from(part_units) * u64::from(max_tiles.div_ceil(n_slots));
                 let cost = steps * u64::from((n_parts * n_slots).max(BUSY_WARPS));
                 let shared_bytes = u32::try_from(shared).ok().filter(|&bytes| bytes <= max_shared)?;
@@ -125,6 +131,44 @@ impl GemvCut {
             }
         }
         None
+    }
+}
+
+/// How a product with several activations is cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct GemmCut {
+    /// Row tiles of a block, one per warp and half of the columns.
+    pub(crate) n_tiles: u32,
+    /// Splits of the columns.
+    pub(crate) n_splits: u32,
+    /// Units of a split, rounded up.
+    pub(crate) split_units: u32,
+}
+
+impl GemmCut {
+    /// Row tiles that a block has warps for.
+    const MAX_TILES: u32 = 8;
+    /// Most splits: their sums are read again.
+    const MAX_SPLITS: u32 = 8;
+    /// What a block costs before and after its units, and a second kernel, in units of one warp.
+    const BLOCK_COST: u32 = 20;
+    const REDUCE_COST: u32 = 40;
+
+    /// The cut that is expected to take least.
+    pub(crate) fn new(n_row_tiles: u32, row_units: u32, n_sms: u32) -> Self {
+        let cut = |n_tiles: u32, splits: u32| {
+            let split_units = row_units.div_ceil(splits);
+            // None of them is empty.
+            let n_splits = row_units.div_ceil(split_units);
+            let waves = (n_row_tiles.div_ceil(n_tiles) * n_splits).div_ceil(n_sms);
+            let warps = (2 * n_tiles).max(BUSY_WARPS / 2);
+            let cost = u64::from(waves) * u64::from(split_units.div_ceil(2) * warps + Self::BLOCK_COST)
+                + u64::from(if n_splits > 1 { Self::REDUCE_COST } else { 0 });
+            (cost, Self { n_tiles, n_splits, split_units })
+        };
+        let cuts = (1..=Self::MAX_TILES).flat_map(|n| (1..=Self::MAX_SPLITS.min(row_units)).map(move |s| cut(n, s)));
+        cuts.min_by_key(|(cost, _)| *cost)
+            .map_or(Self { n_tiles: 1, n_splits: 1, split_units: row_units }, |(_, cut)| cut)
     }
 }
 
@@ -171,6 +215,18 @@ mod tests {
             }
         }
         assert_eq!(GemvCut::new(10, 10, 132, 99 * 1024), None);
+    }
+
+    #[test]
+    fn a_product_of_many_fills_the_device() {
+        let cut = |n_tiles, n_splits, split_units| GemmCut { n_tiles, n_splits, split_units };
+        assert_eq!(GemmCut::new(14336 / 16, 32, 132), cut(7, 1, 32));
+        assert_eq!(GemmCut::new(4096 / 16, 32, 132), cut(8, 4, 8));
+        assert_eq!(GemmCut::new(1, 1, 132), cut(1, 1, 1));
+        for (n_row_tiles, row_units) in [(1, 40), (256, 112), (1792, 32), (36, 5), (8016, 32)] {
+            let cut = GemmCut::new(n_row_tiles, row_units, 132);
+            assert!(cut.split_units * cut.n_splits >= row_units && cut.split_units * (cut.n_splits - 1) < row_units);
+        }
     }
 
     #[test]

@@ -6,6 +6,7 @@
 mod ans;
 mod blas;
 mod device;
+mod fixed;
 mod loading;
 mod model;
 mod quantize;

@@ -1,7 +1,7 @@
 //! The bit-shift trellis against the decoder of the CPU: weights `==`, products within the bound of every row.
 
 use gosset_codec::{CodecSpec, DecodeScratch, MatRef, SchemeSpec, ShiftOrderKind, calibrate};
-use gosset_cuda::launch::shift::{ShiftElement, ShiftMatrix, random_word};
+use gosset_cuda::launch::shift::{ShiftElement, ShiftMatrix, ShiftWorkspace, random_word};
 use gosset_cuda::{CudaError, Gpu, Stream};
 use gosset_transform::{Rht, TilePlan};
 use gosset_trellis::shift::{ShiftCode, ShiftDecoder, ShiftOrder, ShiftSpec};
@@ -19,9 +19,9 @@ fn specs() -> impl Iterator<Item = ShiftSpec> {
     let orders = [ShiftOrder::Rows, ShiftOrder::Tiles];
     let all = codes.into_iter().flat_map(move |code| orders.map(|order| (code, order)));
     all.flat_map(|(code, order)| {
-        ShiftSpec::BITS.into_iter().flat_map(move |bits| {
-            (12..=18).map(move |state_bits| ShiftSpec { bits, state_bits, code, order })
-        })
+        ShiftSpec::BITS
+            .into_iter()
+            .flat_map(move |bits| (12..=18).map(move |state_bits| ShiftSpec { bits, state_bits, code, order }))
     })
     .filter(|spec| spec.check().is_ok())
 }
@@ -111,26 +111,37 @@ fn shift_weights_are_rounded_once() {
     }
 }
 
-/// Checks products of a random matrix, rotated by the kernel and before it.
-fn product(gpu: &Gpu, stream: &Stream, spec: ShiftSpec, rows: usize, cols: usize) -> f64 {
-    let rht = Rht::new(TilePlan::new(cols, 128).unwrap(), 3);
-    let scale = bf16::from_f32(0.02);
-    let matrix = ShiftMatrix::random(gpu, spec, rows, cols, Some(&rht), scale, 9).unwrap();
-    let expected = weights(spec, rows, cols, scale, 9);
-    let x: Vec<f32> = calibrate::gaussian(cols, 1).iter().map(|x| x * 3e-3).collect();
-    let mut rotated = x.clone();
-    rht.forward(&mut rotated);
-    let mut y = gpu.upload(&vec![f32::NAN; rows]).unwrap();
-    let device_x = gpu.upload(&x).unwrap();
-    matrix.gemv(stream.as_ref(), device_x.as_slice(), y.as_mut()).unwrap();
-    stream.synchronize().unwrap();
-    let fused = worst(&gpu.download(y.as_slice()).unwrap(), &expected, &rotated, cols);
-    let device_rotated = gpu.upload(&rotated).unwrap();
-    y.write(&vec![f32::NAN; rows]).unwrap();
-    matrix.gemv_rotated(stream.as_ref(), device_rotated.as_slice(), y.as_mut()).unwrap();
-    stream.synchronize().unwrap();
-    let before = worst(&gpu.download(y.as_slice()).unwrap(), &expected, &rotated, cols);
-    if fused > before { fused } else { before }
+/// A random matrix, its weights, and activations with what the rotation makes of them.
+struct Case {
+    matrix: ShiftMatrix,
+    weights: Vec<f32>,
+    x: Vec<f32>,
+    rotated: Vec<f32>,
+}
+
+impl Case {
+    fn new(gpu: &Gpu, spec: ShiftSpec, rows: usize, cols: usize, batch: usize, tile: u32) -> Self {
+        let rht = Rht::new(TilePlan::new(cols, tile).unwrap(), 3);
+        let scale = bf16::from_f32(0.02);
+        let matrix = ShiftMatrix::random(gpu, spec, rows, cols, Some(&rht), scale, 9).unwrap();
+        let mut x: Vec<f32> = calibrate::gaussian(batch * cols, 1).iter().map(|x| x * 3e-3).collect();
+        // Activations of very different size share a launch.
+        x.chunks_exact_mut(cols)
+            .enumerate()
+            .for_each(|(n, x)| x.iter_mut().for_each(|x| *x *= 10f32.powi(n as i32 % 7 - 3)));
+        let mut rotated = x.clone();
+        rht.forward_rows(&mut rotated);
+        Self { matrix, weights: weights(spec, rows, cols, scale, 9), x, rotated }
+    }
+
+    /// The largest error of a product that fills `y`.
+    fn check(&self, gpu: &Gpu, stream: &Stream, run: impl FnOnce(&mut gosset_cuda::Buffer<f32>)) -> f64 {
+        let (rows, cols) = (self.matrix.rows(), self.matrix.cols());
+        let mut y = gpu.upload(&vec![f32::NAN; rows * self.x.len() / cols]).unwrap();
+        run(&mut y);
+        stream.synchronize().unwrap();
+        worst(&gpu.download(y.as_slice()).unwrap(), &self.weights, &self.rotated, cols)
+    }
 }
 
 #[test]
@@ -143,12 +154,69 @@ fn shift_products_are_within_the_bound_of_every_row() {
         let large = [(2300, 576), (272, 4096), (48, 14336), (4096, 576), (32, 40_000)];
         let shapes = small.into_iter().chain(large.into_iter().filter(|_| spec.state_bits == 16));
         for (rows, cols) in shapes {
-            let found = product(&gpu, &stream, spec, rows, cols);
+            let case = Case::new(&gpu, spec, rows, cols, 1, 128);
+            let (x, rotated) = (gpu.upload(&case.x).unwrap(), gpu.upload(&case.rotated).unwrap());
+            let mut workspace = ShiftWorkspace::new();
+            let found = case.check(&gpu, &stream, |y| {
+                if case.matrix.fuses_rotation() {
+                    case.matrix.gemv(stream.as_ref(), x.as_slice(), y.as_mut()).unwrap();
+                } else {
+                    case.matrix.gemm(stream.as_ref(), x.as_slice(), 1, y.as_mut(), &mut workspace).unwrap();
+                }
+            });
             assert!(found <= BOUND, "{spec:?}, {rows} x {cols}: {found:e}");
-            most = most.max(found);
+            let before = case.check(&gpu, &stream, |y| {
+                case.matrix.gemv_rotated(stream.as_ref(), rotated.as_slice(), y.as_mut()).unwrap();
+            });
+            assert!(before <= BOUND, "{spec:?}, {rows} x {cols}, rotated before: {before:e}");
+            most = most.max(found).max(before);
         }
     }
     eprintln!("largest error of a shift product over |x| |row|: {most:e}");
+}
+
+#[test]
+fn shift_products_of_many_are_within_the_bound_of_every_row() {
+    let Some(gpu) = gpu() else { return };
+    let stream = gpu.stream().unwrap();
+    let mut workspace = ShiftWorkspace::new();
+    let mut most = 0.0f64;
+    for spec in specs().filter(|spec| [12, 16, 18].contains(&spec.state_bits)) {
+        let shapes =
+            [(1, 1), (7, 65), (33, 300), (150, 576), (64, 896), (130, 2560), (100, 4864), (272, 4096), (2100, 512)];
+        for (i, (rows, cols)) in shapes.into_iter().enumerate() {
+            let batches: &[usize] = if spec.state_bits == 16 { &[2, 8, 9, 17, 33, 64, 70] } else { &[3, 16, 64] };
+            // Each shape has some of the batches.
+            for &batch in batches.iter().skip(i % 3).step_by(if cols > 1000 { 3 } else { 1 }) {
+                let case = Case::new(&gpu, spec, rows, cols, batch, 128);
+                let x = gpu.upload(&case.x).unwrap();
+                let found = case.check(&gpu, &stream, |y| {
+                    case.matrix.gemm(stream.as_ref(), x.as_slice(), batch, y.as_mut(), &mut workspace).unwrap();
+                });
+                assert!(found <= BOUND, "{spec:?}, {rows} x {cols}, batch {batch}: {found:e}");
+                most = most.max(found);
+            }
+        }
+    }
+    eprintln!("largest error of a shift product of many over |x| |row|: {most:e}");
+}
+
+#[test]
+fn shift_products_take_rotations_of_long_tiles() {
+    let Some(gpu) = gpu() else { return };
+    let stream = gpu.stream().unwrap();
+    let mut workspace = ShiftWorkspace::new();
+    for spec in specs().filter(|spec| spec.state_bits == 16) {
+        for batch in [1, 5] {
+            let case = Case::new(&gpu, spec, 40, 1024, batch, 512);
+            assert!(!case.matrix.fuses_rotation());
+            let x = gpu.upload(&case.x).unwrap();
+            let found = case.check(&gpu, &stream, |y| {
+                case.matrix.gemm(stream.as_ref(), x.as_slice(), batch, y.as_mut(), &mut workspace).unwrap();
+            });
+            assert!(found <= BOUND, "{spec:?}, batch {batch}: {found:e}");
+        }
+    }
 }
 
 #[test]
@@ -208,7 +276,7 @@ fn shift_containers_decode_and_multiply_as_on_the_cpu() {
         let x = calibrate::gaussian(cols, 12);
         let device_x = gpu.upload(&x).unwrap();
         let mut y = gpu.upload(&vec![f32::NAN; rows]).unwrap();
-        matrix.gemv(stream.as_ref(), device_x.as_slice(), y.as_mut()).unwrap();
+        matrix.gemm(stream.as_ref(), device_x.as_slice(), 1, y.as_mut(), &mut ShiftWorkspace::new()).unwrap();
         stream.synchronize().unwrap();
         let mut y = gpu.download(y.as_slice()).unwrap();
         if exact {
