@@ -11,7 +11,7 @@
 // gemv: a masked OR turns a pair into two halves 1024 + 2^(BITS p) v. SUB: a fused multiply-add turns those into v - offset.
 // Otherwise they go into mma.m16n8k16 as they are: pairs of one place p share an accumulator, so that the place is divided out
 // once per tile, and what 1024 and the offset add, which depends on x alone, is a product of x with ones, once per warp.
-// KS warps share a tile, each with every KS-th block, U of them at a time, with D such loads in flight; sums of up to T tiles wait in
+// KS warps share a tile, each with every KS-th block, U of them loaded while U are computed; sums of up to T tiles wait in
 // shared memory, so that no barrier is within a tile. XR: x stays in registers.
 //
 // Grid: gemv: up to the resident blocks of WARPS warps; encode: one thread per word, 256 per block. Shared memory of gemv:
@@ -33,6 +33,7 @@ constexpr int BK = BITS == 2 ? 128 : 64;  // columns of a block
 constexpr int PAIRS = 16 / BITS;          // pairs of a word
 constexpr int XV = PAIRS / 2;             // 16-byte vectors of x per block and lane
 constexpr int PLACES = BITS == 2 ? 5 : 2;
+constexpr int kAhead = 2;  // tiles whose first chunk is on its way before the previous kernel has ended
 constexpr float kOffset = ((1 << BITS) - 1) / 2.0f;
 
 __device__ __forceinline__ void mma(float* c, const uint32_t* a, uint32_t b0, uint32_t b1) {
@@ -155,6 +156,9 @@ __device__ __forceinline__ uint4 load_words(const uint4* at, bool there) {
     return v;
 }
 
+// Brings a line of 128 bytes into the L2 cache. Unlike a load, it is not moved behind the wait for the previous kernel.
+__device__ __forceinline__ void prefetch(const uint4* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at) : "memory"); }
+
 __device__ __forceinline__ void let_next_start() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -171,7 +175,6 @@ template <int NB,     // columns of x: 1 or 8
           int WARPS,  // of the block
           int KS,     // warps that share a tile
           int U,      // blocks of columns loaded at once
-          int D,      // such loads in flight
           bool XR,    // x in registers: at most KS * U blocks of columns
           bool FULL,  // exactly KS * U blocks
           bool SUB>   // weights are centred one by one
@@ -189,7 +192,7 @@ __device__ __forceinline__ void gemv(const FixedGemvParams& p) {
     const uint32_t n_groups = (p.tiles + TPC - 1) / TPC;
     let_next_start();
 
-    // Weights of the first chunk: they do not depend on the previous kernel.
+    // The first weights do not depend on the previous kernel.
     uint32_t load_tile = blockIdx.x * TPC + warp / KS, load_chunk = 0;
     // Where a warp has no block, it reads the first one and multiplies by zeros.
     const uint4* at = p.words + (static_cast<size_t>(load_tile) * p.k_blocks + (kq < p.k_blocks ? kq : 0)) * 32 + lane;
@@ -207,23 +210,33 @@ __device__ __forceinline__ void gemv(const FixedGemvParams& p) {
             at += tile_stride;
         }
     };
-    uint4 words[D][U];
+    if ((lane & 7) == 0) {
 #pragma unroll
-    for (int d = 0; d < D; ++d) fetch(words[d]);
-
-    wait_for_previous();
-    for (uint32_t i = threadIdx.x; i < batch * (kp / 8); i += WARPS * 32) {
-        const uint32_t b = i / (kp / 8), k = i % (kp / 8) * 8;
-        const __half* from = p.x + static_cast<size_t>(b) * p.cols + k;
-        uint4 v = make_uint4(0, 0, 0, 0);
-        if (p.x_vectors && k + 8 <= p.cols) {
-            v = *reinterpret_cast<const uint4*>(from);
-        } else if (k < p.cols) {
-            __align__(16) __half part[8];
-            for (int j = 0; j < 8; ++j) part[j] = k + j < p.cols ? from[j] : __ushort_as_half(0);
-            v = *reinterpret_cast<const uint4*>(part);
+        for (int i = 0; i < kAhead; ++i) {
+#pragma unroll
+            for (int u = 0; u < U; ++u) {
+                if (load_tile + i * gridDim.x * TPC < p.tiles && (FULL || u * KS + kq < p.k_blocks)) {
+                    prefetch(at + i * tile_stride + u * KS * 32);
+                }
+            }
         }
-        *reinterpret_cast<uint4*>(xs + static_cast<size_t>(b) * x_stride + k) = v;
+    }
+    wait_for_previous();
+    uint4 now[U], next[U];
+    fetch(now);
+#pragma unroll 1
+    for (uint32_t b = 0; b < batch; ++b) {
+        const __half* from = p.x + static_cast<size_t>(b) * p.cols;
+        __half* to = xs + static_cast<size_t>(b) * x_stride;
+        const uint32_t n_vectors = p.x_vectors ? p.cols / 8 : 0;
+#pragma unroll 1
+        for (uint32_t i = threadIdx.x; i < n_vectors; i += WARPS * 32) {
+            reinterpret_cast<uint4*>(to)[i] = reinterpret_cast<const uint4*>(from)[i];
+        }
+#pragma unroll 1
+        for (uint32_t k = n_vectors * 8 + threadIdx.x; k < kp; k += WARPS * 32) {
+            to[k] = k < p.cols ? from[k] : __ushort_as_half(0);
+        }
     }
     __syncthreads();
 
@@ -260,6 +273,7 @@ __device__ __forceinline__ void gemv(const FixedGemvParams& p) {
     float fix[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     if (!SUB) {
         float d[N][4] = {};
+#pragma unroll 1
         for (uint32_t chunk = 0; chunk < n_chunks; ++chunk) {
 #pragma unroll
             for (int u = 0; u < U; ++u) {
@@ -276,10 +290,54 @@ __device__ __forceinline__ void gemv(const FixedGemvParams& p) {
         }
     }
 
-    // Sums of the tiles since `first`, added up over the warps of each.
-    uint32_t held = 0, group = blockIdx.x, first = group, chunk = 0;
-    auto add_up = [&]() {
+    uint32_t held = 0, first = blockIdx.x;
+#pragma unroll 1
+    for (uint32_t group = blockIdx.x; group < n_groups; group += gridDim.x) {
+        float c[N][4] = {};
+#pragma unroll 1
+        for (uint32_t chunk = 0; chunk < n_chunks; ++chunk) {
+            fetch(next);
+#pragma unroll
+            for (int u = 0; u < U; ++u) {
+                uint32_t w[4][PAIRS];
+                spread(now[u].x, w[0]);
+                spread(now[u].y, w[1]);
+                spread(now[u].z, w[2]);
+                spread(now[u].w, w[3]);
+                if (SUB) {
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) center_all(w[i]);
+                }
+                uint4 xv[XV];
+                x_of(xv, chunk, u);
+                products<N>(c, [&](int h, int pair, int r) { return w[2 * h + r][pair]; },
+                            [&](int h, int pair) { return pick(xv, h, pair); });
+            }
+#pragma unroll
+            for (int u = 0; u < U; ++u) now[u] = next[u];
+        }
+        float total[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            float place = 1.0f;
+            total[j] = -fix[j];
+#pragma unroll
+            for (int i = 0; i < N; ++i, place /= SUB ? 1 : 1 << BITS) total[j] += place * c[i][j];
+        }
+        float* mine = sums + static_cast<size_t>(held * WARPS + warp) * (16 * NB);
+        if (NB == 1) {
+            if (t == 0) {
+                mine[g] = total[0];
+                mine[g + 8] = total[2];
+            }
+        } else {
+            *reinterpret_cast<float2*>(mine + g * 8 + 2 * t) = make_float2(total[0], total[1]);
+            *reinterpret_cast<float2*>(mine + (g + 8) * 8 + 2 * t) = make_float2(total[2], total[3]);
+        }
+        if (++held < T && group + gridDim.x < n_groups) continue;
+        // Sums of the tiles since `first`, added up over the warps of each.
         __syncthreads();
+#pragma unroll 1
         for (uint32_t i = threadIdx.x; i < held * (TPC * 16 * NB); i += WARPS * 32) {
             const uint32_t slot = i / (TPC * 16 * NB), rest = i % (TPC * 16 * NB);
             const uint32_t local = rest / (16 * NB), e = rest % (16 * NB), b = e % NB;
@@ -294,61 +352,9 @@ __device__ __forceinline__ void gemv(const FixedGemvParams& p) {
             }
         }
         held = 0;
+        first = group + gridDim.x;
         __syncthreads();
-    };
-    float c[N][4] = {};
-    while (group < n_groups) {
-#pragma unroll
-        for (int d = 0; d < D; ++d) {
-            if (group >= n_groups) break;
-#pragma unroll
-            for (int u = 0; u < U; ++u) {
-                uint32_t w[4][PAIRS];
-                spread(words[d][u].x, w[0]);
-                spread(words[d][u].y, w[1]);
-                spread(words[d][u].z, w[2]);
-                spread(words[d][u].w, w[3]);
-                if (SUB) {
-#pragma unroll
-                    for (int i = 0; i < 4; ++i) center_all(w[i]);
-                }
-                uint4 xv[XV];
-                x_of(xv, chunk, u);
-                products<N>(c, [&](int h, int pair, int r) { return w[2 * h + r][pair]; },
-                            [&](int h, int pair) { return pick(xv, h, pair); });
-            }
-            fetch(words[d]);
-            if (!XR && ++chunk < n_chunks) continue;
-            chunk = 0;
-            float total[4];
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                float place = 1.0f;
-                total[j] = -fix[j];
-#pragma unroll
-                for (int i = 0; i < N; ++i, place /= SUB ? 1 : 1 << BITS) {
-                    total[j] += place * c[i][j];
-                    c[i][j] = 0.0f;
-                }
-            }
-            float* mine = sums + static_cast<size_t>(held * WARPS + warp) * (16 * NB);
-            if (NB == 1) {
-                if (t == 0) {
-                    mine[g] = total[0];
-                    mine[g + 8] = total[2];
-                }
-            } else {
-                *reinterpret_cast<float2*>(mine + g * 8 + 2 * t) = make_float2(total[0], total[1]);
-                *reinterpret_cast<float2*>(mine + (g + 8) * 8 + 2 * t) = make_float2(total[2], total[3]);
-            }
-            group += gridDim.x;
-            if (++held == T) {
-                add_up();
-                first = group;
-            }
-        }
     }
-    if (held > 0) add_up();
 }
 
 }  // namespace
@@ -375,16 +381,15 @@ extern "C" __global__ void __launch_bounds__(256) fixed_encode(const __grid_cons
     p.words[at] = word;
 }
 
-#define GOSSET_FIXED(name, nb, warps, ks, u, d, xr, full, sub, blocks)                                                 \
-    extern "C" __global__ void __launch_bounds__(32 * warps, blocks) name(const __grid_constant__ FixedGemvParams p) { \
-        gemv<nb, warps, ks, u, d, xr, full, sub>(p);                                                                   \
+#define GOSSET_FIXED(name, nb, warps, ks, u, xr, full, sub)                                                        \
+    extern "C" __global__ void __launch_bounds__(32 * warps, 1) name(const __grid_constant__ FixedGemvParams p) { \
+        gemv<nb, warps, ks, u, xr, full, sub>(p);                                                                  \
     }
 
 #ifndef GOSSET_FIXED_VARIANTS
-// 4096 columns; fewer; any number of them.
-GOSSET_FIXED(fixed_gemv1_full, 1, 16, 16, BITS, BITS == 2 ? 3 : 2, true, true, BITS == 4, 1)
-GOSSET_FIXED(fixed_gemv1_short, 1, 16, 16, BITS, BITS == 2 ? 3 : 2, true, false, BITS == 4, 1)
-GOSSET_FIXED(fixed_gemv1_any, 1, 16, 8, 2, 3, false, false, true, 1)
-GOSSET_FIXED(fixed_gemv8_short, 8, 16, 16, BITS, 2, true, false, BITS == 4, 1)
-GOSSET_FIXED(fixed_gemv8_any, 8, 16, 16, 2, 2, false, false, true, 1)
+// 4096 columns in whole blocks, and any number of them.
+GOSSET_FIXED(fixed_gemv1_full, 1, 16, 16, BITS, true, true, BITS == 4)
+GOSSET_FIXED(fixed_gemv1_any, 1, 32, 16, 2, false, false, true)
+GOSSET_FIXED(fixed_gemv8_full, 8, 16, 16, BITS, true, true, BITS == 4)
+GOSSET_FIXED(fixed_gemv8_any, 8, 16, 16, 2, false, false, true)
 #endif

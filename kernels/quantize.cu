@@ -1,17 +1,16 @@
 // The paper's format made on the device: rotation and row scale, nearest points, bit strip, Rice code.
 //
 //   rows     u = RHT(x) per row;  scale = bf16(rms(u));  units = u / scale
-//   count    occurrences of the symbols of strip(nearest(alpha * units)), per class
-//   lengths  bits of each stream of 512 symbols
+//   streams  of the symbols strip(nearest(alpha * units)), by mode: how often each occurs per class; the bits of each stream of
+//            512 of them; the codewords
 //   bases    first bit of each page of 64 streams
-//   write    the codewords
 //
 // Every operation is that of the CPU codec in the same order, so that planes are equal bit for bit: butterflies from
 // stride 1 up, sums of squares in double precision by columns modulo 8, no contraction where a rounding could differ.
 //
 // Shapes: rows and units [rows, cols], row-major; the symbols are those of the whole matrix as one sequence.
-// Grid: rows: one block of 256 threads per row. count, lengths, write: one warp per stream, 8 per block. bases: one block of
-// 1024 threads. Shared memory: static, at most 30 KB.
+// Grid: rows: one block of 256 threads per row. streams: one warp per stream, 8 per block. bases: one block of 1024 threads.
+// Shared memory: static, at most 30 KB.
 // Caller: gosset-cuda/src/launch/quantize.rs.
 
 #include <cuda_bf16.h>
@@ -31,6 +30,9 @@ constexpr unsigned kEscapeBits = 56;
 constexpr unsigned kMaxStreamWords = kStream * kEscapeBits / 32 + 2;
 constexpr unsigned kDense = 256;  // symbols below are counted, larger ones add their cost
 constexpr unsigned kParameters = 16;
+constexpr unsigned kClassCounts = kDense + kParameters + 1;
+// Modes of `streams`.
+constexpr unsigned kCount = 0, kLengths = 1, kWrite = 2;
 
 // ---- rows ----
 
@@ -372,17 +374,14 @@ __device__ __forceinline__ void symbols_of(const float* x, unsigned* s) {
 
 // ---- streams ----
 
-// The 16 symbols of this lane in its warp's stream, and how many of them there are.
+// Eight symbols from position `first` on.
 template <int N>
-__device__ __forceinline__ unsigned lane_symbols(const QuantizeStreamParams& p, unsigned long long stream, unsigned* s) {
-    const unsigned long long first = stream * kStream + (threadIdx.x & 31) * kLane;
-    const unsigned long long n_padded = (p.n_values + N - 1) / N * N;
-    float x[kLane];
+__device__ __forceinline__ void eight_symbols(const QuantizeStreamParams& p, unsigned long long first, unsigned* s) {
+    float x[8];
 #pragma unroll
-    for (int i = 0; i < kLane; ++i) x[i] = first + i < p.n_values ? __fmul_rn(p.units[first + i], p.alpha) : 0.0f;
+    for (int i = 0; i < 8; ++i) x[i] = first + i < p.n_values ? __fmul_rn(p.units[first + i], p.alpha) : 0.0f;
 #pragma unroll
-    for (int i = 0; i < kLane; i += N) symbols_of<N>(x + i, s + i);
-    return first >= n_padded ? 0 : static_cast<unsigned>(min(n_padded - first, static_cast<unsigned long long>(kLane)));
+    for (int i = 0; i < 8; i += N) symbols_of<N>(x + i, s + i);
 }
 
 // The class of a position: the last coordinate of D4 and both of A2 have parameters of their own.
@@ -396,54 +395,11 @@ __device__ __forceinline__ unsigned codeword_bits(unsigned z, unsigned k) {
     return q < kEscapeZeros ? q + 1 + k : kEscapeBits;
 }
 
-// Bits of the lane's codewords.
-template <int N>
-__device__ __forceinline__ unsigned lane_bits(const QuantizeStreamParams& p, const unsigned* s, unsigned n) {
-    unsigned bits = 0;
-#pragma unroll
-    for (unsigned i = 0; i < kLane; ++i) bits += i < n ? codeword_bits(s[i], p.k[class_of<N>(i)]) : 0;
-    return bits;
-}
-
-template <int N>
-__device__ __forceinline__ void lengths(const QuantizeStreamParams& p) {
-    const unsigned long long stream = static_cast<unsigned long long>(blockIdx.x) * kWarps + (threadIdx.x >> 5);
-    if (stream >= p.n_streams) return;
-    unsigned s[kLane];
-    const unsigned n = lane_symbols<N>(p, stream, s);
-    unsigned bits = lane_bits<N>(p, s, n);
-#pragma unroll
-    for (int d = 16; d > 0; d >>= 1) bits += __shfl_xor_sync(kAll, bits, d);
-    if ((threadIdx.x & 31) == 0) p.lengths[stream] = static_cast<uint16_t>(bits);
-}
-
-template <int N>
-__device__ __forceinline__ void count(const QuantizeStreamParams& p) {
-    constexpr unsigned kClasses = N == 4 || N == 2 ? 2 : 1;
-    __shared__ unsigned counts[kClasses * kDense];
-    for (unsigned i = threadIdx.x; i < kClasses * kDense; i += blockDim.x) counts[i] = 0;
-    __syncthreads();
-    for (unsigned long long block = blockIdx.x; block * kWarps < p.n_streams; block += gridDim.x) {
-        const unsigned long long stream = block * kWarps + (threadIdx.x >> 5);
-        if (stream >= p.n_streams) continue;
-        unsigned s[kLane];
-        const unsigned n = lane_symbols<N>(p, stream, s);
-#pragma unroll
-        for (unsigned i = 0; i < kLane; ++i) {
-            if (i >= n) continue;
-            if (s[i] < kDense) {
-                atomicAdd(&counts[class_of<N>(i) * kDense + s[i]], 1u);
-            } else {
-                unsigned long long* large = p.counts + class_of<N>(i) * (kDense + kParameters + 1) + kDense;
-                for (unsigned k = 0; k < kParameters; ++k) atomicAdd(&large[k], static_cast<unsigned long long>(codeword_bits(s[i], k)));
-                atomicAdd(&large[kParameters], 1ull);
-            }
-        }
-    }
-    __syncthreads();
-    for (unsigned i = threadIdx.x; i < kClasses * kDense; i += blockDim.x) {
-        if (counts[i] > 0) atomicAdd(&p.counts[i / kDense * (kDense + kParameters + 1) + i % kDense], static_cast<unsigned long long>(counts[i]));
-    }
+// Counts a symbol: small ones one by one, for the others what they cost under each parameter.
+__device__ __noinline__ void count_large(unsigned long long* large, unsigned z) {
+#pragma unroll 1
+    for (unsigned k = 0; k < kParameters; ++k) atomicAdd(&large[k], static_cast<unsigned long long>(codeword_bits(z, k)));
+    atomicAdd(&large[kParameters], 1ull);
 }
 
 // ORs a number of at most 32 bits whose last bit is bit `end - 1` of a string, most significant bit first.
@@ -454,46 +410,98 @@ __device__ __forceinline__ void put(uint32_t* words, unsigned end, unsigned valu
     if (both >> 32) atomicOr(&words[last - 1], static_cast<unsigned>(both >> 32));
 }
 
-template <int N>
-__device__ __forceinline__ void write(const QuantizeStreamParams& p) {
-    __shared__ uint32_t buffers[kWarps * kMaxStreamWords];
+// One warp per stream. A lane has 16 consecutive symbols; writing finds them twice, first to know how long they are.
+template <int N>  // Dimension of the lattice.
+__device__ __forceinline__ void streams(const QuantizeStreamParams& p) {
+    constexpr unsigned kClasses = N == 4 || N == 2 ? 2 : 1;
+    // Counts of small symbols, or the words of eight streams.
+    __shared__ uint32_t shared[kWarps * kMaxStreamWords];
+    static_assert(kClasses * kDense <= kWarps * kMaxStreamWords);
     const unsigned lane = threadIdx.x & 31;
-    const unsigned long long stream = static_cast<unsigned long long>(blockIdx.x) * kWarps + (threadIdx.x >> 5);
-    if (stream >= p.n_streams) return;
-    uint32_t* words = buffers + (threadIdx.x >> 5) * kMaxStreamWords;
-    // First bit: the page's and the streams before this one.
-    const unsigned long long page = stream / kPageStreams, first = page * kPageStreams;
-    unsigned before = (first + lane < stream ? p.lengths[first + lane] : 0) + (first + 32 + lane < stream ? p.lengths[first + 32 + lane] : 0);
-#pragma unroll
-    for (int d = 16; d > 0; d >>= 1) before += __shfl_xor_sync(kAll, before, d);
-    const unsigned long long start = p.bases[page] + before;
-    const unsigned length = p.lengths[stream], offset = static_cast<unsigned>(start & 31);
-    const unsigned n_words = (offset + length + 31) / 32;
-    for (unsigned i = lane; i < n_words; i += 32) words[i] = 0;
-    __syncwarp();
-    unsigned s[kLane];
-    const unsigned n = lane_symbols<N>(p, stream, s);
-    const unsigned bits = lane_bits<N>(p, s, n);
-    unsigned end = bits;
-#pragma unroll
-    for (int d = 1; d < 32; d <<= 1) {
-        const unsigned lower = __shfl_up_sync(kAll, end, d);
-        if (lane >= d) end += lower;
+    uint32_t* words = shared + (threadIdx.x >> 5) * kMaxStreamWords;
+    if (p.mode == kCount) {
+        for (unsigned i = threadIdx.x; i < kClasses * kDense; i += blockDim.x) shared[i] = 0;
+        __syncthreads();
     }
-    unsigned at = offset + end - bits;
+    const unsigned long long n_padded = (p.n_values + N - 1) / N * N;
+#pragma unroll 1
+    for (unsigned long long block = blockIdx.x; block * kWarps < p.n_streams; block += gridDim.x) {
+        const unsigned long long stream = block * kWarps + (threadIdx.x >> 5);
+        if (stream >= p.n_streams) continue;
+        const unsigned long long first = stream * kStream + lane * kLane;
+        unsigned at = 0, offset = 0, n_words = 0, bits = 0;
+        unsigned long long start = 0;
+        if (p.mode == kWrite) {
+            // First bit: the page's and the streams before this one.
+            const unsigned long long page = stream / kPageStreams, one = page * kPageStreams + lane, two = one + 32;
+            unsigned before = (one < stream ? p.lengths[one] : 0) + (two < stream ? p.lengths[two] : 0);
+            before = __reduce_add_sync(kAll, before);
+            start = p.bases[page] + before;
+            offset = static_cast<unsigned>(start & 31);
+            n_words = (offset + p.lengths[stream] + 31) / 32;
+            for (unsigned i = lane; i < n_words; i += 32) words[i] = 0;
+            __syncwarp();
+        }
+#pragma unroll 1
+        for (unsigned pass = 0; pass < (p.mode == kWrite ? 2 : 1); ++pass) {
+            if (pass == 1) {
+                // Sum of the bits of this lane and those before it.
+                unsigned end = bits;
 #pragma unroll
-    for (unsigned i = 0; i < kLane; ++i) {
-        if (i >= n) continue;
-        const unsigned k = p.k[class_of<N>(i)], z = s[i];
-        at += codeword_bits(z, k);
-        put(words, at, z >> k < kEscapeZeros ? 1u << k | (z & ((1u << k) - 1)) : z);
+                for (int d = 1; d < 32; d <<= 1) {
+                    const unsigned lower = __shfl_up_sync(kAll, end, d);
+                    if (lane >= d) end += lower;
+                }
+                at = offset + end - bits;
+            }
+#pragma unroll 1
+            for (unsigned half = 0; half < kLane; half += 8) {
+                unsigned s[8];
+                eight_symbols<N>(p, first + half, s);
+#pragma unroll
+                for (unsigned i = 0; i < 8; ++i) {
+                    if (first + half + i >= n_padded) continue;
+                    const unsigned z = s[i], k = p.k[class_of<N>(i)], length = codeword_bits(z, k);
+                    if (pass == 1) {
+                        at += length;
+                        put(words, at, z >> k < kEscapeZeros ? 1u << k | (z & ((1u << k) - 1)) : z);
+                    } else if (p.mode == kCount) {
+                        if (z < kDense) {
+                            atomicAdd(&shared[class_of<N>(i) * kDense + z], 1u);
+                        } else {
+                            count_large(p.counts + class_of<N>(i) * kClassCounts + kDense, z);
+                        }
+                    } else {
+                        bits += length;
+                    }
+                }
+            }
+        }
+        if (p.mode == kLengths) {
+            bits = __reduce_add_sync(kAll, bits);
+            if (lane == 0) p.lengths[stream] = static_cast<uint16_t>(bits);
+        }
+        if (p.mode == kWrite) {
+            __syncwarp();
+            // The first and the last word may be shared with neighbours.
+            uint32_t* out = p.words + start / 32;
+            for (unsigned i = lane; i < n_words; i += 32) {
+                if (i == 0 || i + 1 == n_words) {
+                    atomicOr(&out[i], words[i]);
+                } else {
+                    out[i] = words[i];
+                }
+            }
+            __syncwarp();
+        }
     }
-    __syncwarp();
-    // The first and the last word may be shared with neighbours.
-    uint32_t* out = p.words + start / 32;
-    for (unsigned i = lane; i < n_words; i += 32) {
-        if (i == 0 || i + 1 == n_words) atomicOr(&out[i], words[i]);
-        else out[i] = words[i];
+    if (p.mode == kCount) {
+        __syncthreads();
+        for (unsigned i = threadIdx.x; i < kClasses * kDense; i += blockDim.x) {
+            if (shared[i] > 0) {
+                atomicAdd(&p.counts[i / kDense * kClassCounts + i % kDense], static_cast<unsigned long long>(shared[i]));
+            }
+        }
     }
 }
 
@@ -532,15 +540,9 @@ extern "C" __global__ void __launch_bounds__(1024) quantize_bases(const __grid_c
     if (threadIdx.x == 0) *p.n_words = total;
 }
 
-#define GOSSET_LATTICE(name, n)                                                                                              \
-    extern "C" __global__ void __launch_bounds__(256) quantize_count_##name(const __grid_constant__ QuantizeStreamParams p) { \
-        count<n>(p);                                                                                                         \
-    }                                                                                                                        \
-    extern "C" __global__ void __launch_bounds__(256) quantize_lengths_##name(const __grid_constant__ QuantizeStreamParams p) { \
-        lengths<n>(p);                                                                                                       \
-    }                                                                                                                        \
-    extern "C" __global__ void __launch_bounds__(256) quantize_write_##name(const __grid_constant__ QuantizeStreamParams p) { \
-        write<n>(p);                                                                                                         \
+#define GOSSET_LATTICE(name, n)                                                                                            \
+    extern "C" __global__ void __launch_bounds__(256) quantize_streams_##name(const __grid_constant__ QuantizeStreamParams p) { \
+        streams<n>(p);                                                                                                     \
     }
 
 GOSSET_LATTICE(z, 1)

@@ -27,6 +27,7 @@
 
 namespace {
 
+constexpr unsigned kAll = 0xffffffffu;
 constexpr int SB = STEP_BITS;
 constexpr int kMaxThreads = SB <= 5 ? 512 : 256;  // of a block
 constexpr int kMinBlocks = SB <= 5 ? 1 : 2;
@@ -39,14 +40,8 @@ static_assert(SB == 4 || SB == 5 || SB == 6 || SB == 8);
 // The threads of a group, which share slots, are in one warp.
 static_assert(!IN_PLACE || W / P <= 32);
 
-// The least sum; one instruction from capability 9.0 on.
-__device__ __forceinline__ int min_sum(int a, int b, int c) {
-#if __CUDA_ARCH__ >= 900
-    return __viaddmin_s32(a, b, c);
-#else
-    return min(a + b, c);
-#endif
-}
+// The least sum: one instruction on devices of capability 9.0.
+__device__ __forceinline__ int min_sum(int a, int b, int c) { return min(a + b, c); }
 
 template <int R> __device__ __forceinline__ uint32_t swizzle(uint32_t slot) {
     constexpr int FB = R == 8 ? 2 : R == 4 ? 3 : 4;
@@ -132,6 +127,7 @@ __device__ __forceinline__ void pass(const ViterbiParams& p, const Shared<R>& sh
 
     uint32_t rho = 0, step = first;
     uint32_t l_before = 0, l_after = 1, l_next = 2;
+#pragma unroll 1
     for (uint32_t i = 0; i < n_pass; ++i) {
         const uint32_t cur = i & 1, nxt = cur ^ 1;
         uint32_t next_step = step + 1 == p.n_steps ? 0 : step + 1;
@@ -156,6 +152,7 @@ __device__ __forceinline__ void pass(const ViterbiParams& p, const Shared<R>& sh
         const unsigned char* before = IN_PLACE ? met : met + (size_t)cur * S * SLOT;
         unsigned char* after = IN_PLACE ? met : met + (size_t)nxt * S * SLOT;
 
+#pragma unroll 1
         for (uint32_t T = tl; T < NT; T += TS) {
             const uint4* tab = p.table + ((size_t)(T / TL) * W * TL + T % TL);
             const uint32_t g = (4 * T) >> SB;
@@ -224,7 +221,7 @@ __device__ __forceinline__ void pass(const ViterbiParams& p, const Shared<R>& sh
         if (TS >= 32) {
 #pragma unroll
             for (int r = 0; r < R; ++r) {
-                int m = __reduce_min_sync(0xffffffffu, least[r]);
+                int m = __reduce_min_sync(kAll, least[r]);
                 if ((tid & 31) == r) atomicMin(&sh.least[l_after * n_strings + q * R + r], m);
             }
         } else {
@@ -250,88 +247,105 @@ __device__ __forceinline__ void pass(const ViterbiParams& p, const Shared<R>& sh
     __syncthreads();
 }
 
-template <int R> __device__ __forceinline__ void viterbi(const ViterbiParams& p) {
+// The way into a suffix at a step of a pass.
+__device__ __forceinline__ uint32_t way_of(const unsigned char* ways, uint64_t row, uint32_t suffix) {
+    if (SB <= 4) return ways[row + suffix / 2] >> (4 * (suffix & 1)) & 15;
+    return ways[row + suffix];
+}
+
+template <int R>
+__device__ __forceinline__ void viterbi(const ViterbiParams& p) {
     extern __shared__ __align__(16) unsigned char smem[];
     const uint32_t n = p.state_bits - SB, S = 1u << n;
     const uint32_t sets = blockDim.x / p.set_threads, n_local = sets * R;
-    const uint32_t tid = threadIdx.x;
+    const uint32_t tid = threadIdx.x, TS = p.set_threads, q = tid / TS, tl = tid % TS;
     Shared<R> sh;
     unsigned char* at = smem;
-    sh.metrics = at; at += (size_t)sets * S * R * 4 * (IN_PLACE ? 1 : 2);
-    sh.best = (unsigned long long*)at; at += 8 * n_local;
-    sh.target = (Target*)at; at += 2 * n_local * sizeof(Target);
-    sh.least = (int*)at; at += 3 * n_local * 4;
-    sh.way_slot = (uint32_t*)at; at += 2 * W * 4;
-    sh.mask = (uint32_t*)at; at += 8;
-    uint32_t* starts = (uint32_t*)at;  // [n_local]
+    sh.metrics = at;
+    at += static_cast<size_t>(sets) * S * R * 4 * (IN_PLACE ? 1 : 2);
+    sh.best = reinterpret_cast<unsigned long long*>(at);
+    at += 8 * n_local;
+    sh.target = reinterpret_cast<Target*>(at);
+    at += 2 * n_local * sizeof(Target);
+    sh.least = reinterpret_cast<int*>(at);
+    at += 3 * n_local * 4;
+    sh.way_slot = reinterpret_cast<uint32_t*>(at);
+    at += 2 * W * 4;
+    sh.mask = reinterpret_cast<uint32_t*>(at);
+    at += 8;
+    uint32_t* starts = reinterpret_cast<uint32_t*>(at);  // [n_local]
     const uint32_t way_bytes = SB <= 4 ? S / 2 : S;
-    unsigned char* ways = p.ways + (uint64_t)blockIdx.x * n_local * p.ways_stride;
+    unsigned char* ways = p.ways + static_cast<uint64_t>(blockIdx.x) * n_local * p.ways_stride;
+    const unsigned char* mine = ways + static_cast<uint64_t>(tid) * p.ways_stride;
 
+#pragma unroll 1
     for (uint32_t batch = blockIdx.x * n_local; batch < p.n_strings; batch += gridDim.x * n_local) {
         const float* origin = nullptr;
         uint32_t string = 0;
         bool nonzero = false, owns = false;
         if (tid < n_local) {
-            uint32_t i = batch + tid;
-            owns = i < p.n_strings;
-            i = owns ? i : p.n_strings - 1;
-            uint32_t row = p.first_row + i / p.class_cols, col = p.first_col + i % p.class_cols;
+            // Strings beyond the last are searched as the last one and not written.
+            owns = batch + tid < p.n_strings;
+            const uint32_t i = owns ? batch + tid : p.n_strings - 1;
+            const uint32_t row = p.first_row + i / p.class_cols, col = p.first_col + i % p.class_cols;
             string = row * p.tiles_per_row + col;
-            uint32_t side = p.tiles ? 16 : 1;
-            origin = p.values + (uint64_t)row * side * p.cols + col * 16;
+            origin = p.values + static_cast<uint64_t>(row) * (p.tiles ? 16 : 1) * p.cols + col * 16;
         }
-        pass<R>(p, sh, n_local, p.n_steps - p.seam == p.n_steps ? 0 : p.n_steps - p.seam, 2 * p.seam, origin, nonzero, ways, false, starts);
-        // Best suffix.
-        if (tid < n_local) sh.best[tid] = ~0ull;
-        __syncthreads();
-        {
-            const uint32_t TS = p.set_threads, q = tid / TS, tl = tid % TS;
-            const unsigned char* met = sh.metrics + (size_t)q * S * R * 4 * (IN_PLACE ? 1 : 2);
-            uint32_t rho = IN_PLACE ? (uint32_t)(((uint64_t)SB * 2 * p.seam) % n) : 0;
+#pragma unroll 1
+        for (uint32_t stage = 0; stage < 2; ++stage) {
+            // Around the seam from all states, then the ring from the state found there; the state after its last step is
+            // the one before the first, so that step needs no search.
+            pass<R>(p, sh, n_local, stage == 0 ? p.n_steps - p.seam : 0, stage == 0 ? 2 * p.seam : p.n_steps - 1, origin, nonzero,
+                    ways, stage == 1, starts);
+            if (stage == 1) break;
+            // The suffix of the least metric, the smallest of several.
+            if (tid < n_local) sh.best[tid] = ~0ull;
+            __syncthreads();
+            // After an even number of steps: the first of two buffers.
+            const unsigned char* met = sh.metrics + static_cast<size_t>(q) * S * R * 4 * (IN_PLACE ? 1 : 2);
+            const uint32_t rho = IN_PLACE ? SB * 2 * p.seam % n : 0;
+#pragma unroll 1
             for (int r = 0; r < R; ++r) {
-                unsigned long long key = ~0ull;
+                unsigned long long least = ~0ull;
+#pragma unroll 1
                 for (uint32_t s = tl; s < S; s += TS) {
-                    uint32_t slot = IN_PLACE ? swizzle<R>(rotr(s, rho, n)) : s;  // an even number of steps: buffer 0
-                    unsigned long long k = (unsigned long long)(uint32_t)((const int*)(met + slot * R * 4))[r] << 32 | s;
-                    key = key < k ? key : k;
+                    const uint32_t slot = IN_PLACE ? swizzle<R>(rotr(s, rho, n)) : s;
+                    const uint32_t metric = reinterpret_cast<const uint32_t*>(met + slot * R * 4)[r];
+                    least = min(least, static_cast<unsigned long long>(metric) << 32 | s);
                 }
-                atomicMin(&sh.best[q * R + r], key);
+                atomicMin(&sh.best[q * R + r], least);
             }
-        }
-        __syncthreads();
-        if (tid < n_local) {
-            uint32_t suffix = (uint32_t)sh.best[tid];
-            const unsigned char* mine = ways + (uint64_t)tid * p.ways_stride;
-            uint32_t state = 0;
-            for (uint32_t i = 2 * p.seam; i-- > p.seam - 1;) {
-                uint32_t way = SB <= 4 ? (mine[(uint64_t)i * way_bytes + suffix / 2] >> (4 * (suffix & 1))) & 15 : mine[(uint64_t)i * way_bytes + suffix];
-                state = way << n | suffix;
-                suffix = state >> SB;
+            __syncthreads();
+            if (tid < n_local) {
+                uint32_t suffix = static_cast<uint32_t>(sh.best[tid]), state = 0;
+#pragma unroll 1
+                for (uint32_t i = 2 * p.seam; i-- > p.seam - 1;) {
+                    state = way_of(mine, static_cast<uint64_t>(i) * way_bytes, suffix) << n | suffix;
+                    suffix = state >> SB;
+                }
+                starts[tid] = state;
             }
-            starts[tid] = state;
+            __syncthreads();
         }
-        __syncthreads();
-        pass<R>(p, sh, n_local, 0, p.n_steps - 1, origin, nonzero, ways, true, starts);
         if (owns) {
-            uint32_t* to = p.words + (uint64_t)string * p.words_per_string;
-            uint32_t at_word = p.words_per_string;
-            const unsigned char* mine = ways + (uint64_t)tid * p.ways_stride;
-            uint32_t state = starts[tid], suffix = state >> SB;
+            // The newest bits of each state, last step first, into words from the last on.
+            uint32_t* to = p.words + static_cast<uint64_t>(string) * p.words_per_string + p.words_per_string;
+            const uint32_t keep = nonzero ? kAll : 0;
+            uint32_t state = starts[tid], suffix = state >> SB, bits = SB;
             unsigned long long buffer = state & (W - 1);
-            uint32_t bits = SB;
+#pragma unroll 1
             for (uint32_t i = p.n_steps - 1; i-- > 0;) {
-                uint32_t way = SB <= 4 ? (mine[(uint64_t)i * way_bytes + suffix / 2] >> (4 * (suffix & 1))) & 15 : mine[(uint64_t)i * way_bytes + suffix];
-                state = way << n | suffix;
+                state = way_of(mine, static_cast<uint64_t>(i) * way_bytes, suffix) << n | suffix;
                 suffix = state >> SB;
                 if (bits >= 32) {
-                    to[--at_word] = nonzero ? (uint32_t)buffer : 0;
+                    *--to = static_cast<uint32_t>(buffer) & keep;
                     buffer >>= 32;
                     bits -= 32;
                 }
-                buffer |= (unsigned long long)(state & (W - 1)) << bits;
+                buffer |= static_cast<unsigned long long>(state & (W - 1)) << bits;
                 bits += SB;
             }
-            if (bits >= 32) to[--at_word] = nonzero ? (uint32_t)buffer : 0;
+            *--to = static_cast<uint32_t>(buffer) & keep;
         }
         __syncthreads();
     }

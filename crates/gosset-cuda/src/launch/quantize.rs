@@ -258,21 +258,18 @@ pub fn unit_rows<T: QuantizeInput>(
     Ok(UnitRows { gpu: gpu.clone(), units, scales, exact_rows, exact_values, peak, peak_row, rows, cols })
 }
 
-struct LatticeKernels {
-    count: &'static str,
-    lengths: &'static str,
-    write: &'static str,
-    n_classes: usize,
-}
+/// What `quantize_streams` does.
+const COUNT: u32 = 0;
+const LENGTHS: u32 = 1;
+const WRITE: u32 = 2;
 
-fn kernels_of(lattice: LatticeKind) -> LatticeKernels {
-    let (count, lengths, write) = match lattice {
-        LatticeKind::Z => ("quantize_count_z", "quantize_lengths_z", "quantize_write_z"),
-        LatticeKind::A2 => ("quantize_count_a2", "quantize_lengths_a2", "quantize_write_a2"),
-        LatticeKind::D4 => ("quantize_count_d4", "quantize_lengths_d4", "quantize_write_d4"),
-        LatticeKind::E8 => ("quantize_count_e8", "quantize_lengths_e8", "quantize_write_e8"),
-    };
-    LatticeKernels { count, lengths, write, n_classes: lattice.n_classes() }
+fn streams_of(lattice: LatticeKind) -> &'static str {
+    match lattice {
+        LatticeKind::Z => "quantize_streams_z",
+        LatticeKind::A2 => "quantize_streams_a2",
+        LatticeKind::D4 => "quantize_streams_d4",
+        LatticeKind::E8 => "quantize_streams_e8",
+    }
 }
 
 /// The parameter with the fewest bits, the smallest of equals.
@@ -302,7 +299,7 @@ pub fn rice(
     if found > MAX_SCALED || !alpha.is_finite() {
         return Err(CodecError::Magnitude { row: rows.peak_row, found, max: MAX_SCALED }.into());
     }
-    let kernels = kernels_of(lattice);
+    let n_classes = lattice.n_classes();
     let n_values = rows.units.len() as u64;
     let n_streams = n_values.div_ceil(STREAM_LEN as u64);
     let n_pages = n_streams.div_ceil(STREAMS_PER_PAGE as u64);
@@ -321,6 +318,7 @@ pub fn rice(
         n_streams,
         alpha,
         k: [0; 2],
+        mode: COUNT,
     };
     let launch = |entry, grid, block, params: &QuantizeStreamParams| {
         let launch = Launch { grid: [grid, 1, 1], block: [block, 1, 1], ..Launch::default() };
@@ -328,28 +326,30 @@ pub fn rice(
         unsafe { gpu.kernel(Module::Quantize, entry)?.launch(stream, launch, params) }
     };
     let ks = match ks {
-        Some(ks) if ks.len() == kernels.n_classes && ks.iter().all(|&k| k <= MAX_K) => ks.to_vec(),
+        Some(ks) if ks.len() == n_classes && ks.iter().all(|&k| k <= MAX_K) => ks.to_vec(),
         Some(ks) => {
-            let expected = format!("{} of at most {MAX_K}", kernels.n_classes);
+            let expected = format!("{} of at most {MAX_K}", n_classes);
             return Err(CudaError::shape("rice parameters", expected, format!("{ks:?}")));
         }
         None => {
             // Counts of each class, zero before.
-            let mut counts = gpu.alloc::<u64>(kernels.n_classes * CLASS_COUNTS)?;
+            let mut counts = gpu.alloc::<u64>(n_classes * CLASS_COUNTS)?;
             params.counts = counts.as_mut().ptr();
-            launch(kernels.count, blocks.min(8 * gpu.info().n_sms), 256, &params)?;
+            launch(streams_of(lattice), blocks.min(8 * gpu.info().n_sms), 256, &params)?;
             gpu.download(counts.as_slice())?.chunks(CLASS_COUNTS).map(best_k).collect()
         }
     };
     params.k[..ks.len()].copy_from_slice(&ks);
-    launch(kernels.lengths, blocks, 256, &params)?;
+    params.mode = LENGTHS;
+    launch(streams_of(lattice), blocks, 256, &params)?;
     launch("quantize_bases", 1, 1024, &params)?;
     let n_words = gpu.download(n_words.as_slice())?[0];
     let n_words = usize::try_from(n_words).map_err(|_| CudaError::shape("words of a matrix", "countable", n_words))?;
     // As many words as the pages take, zero before.
     let mut words = gpu.alloc::<u32>(n_words)?;
     params.words = words.as_mut().ptr();
-    launch(kernels.write, blocks, 256, &params)?;
+    params.mode = WRITE;
+    launch(streams_of(lattice), blocks, 256, &params)?;
     stream.synchronize()?;
     Ok(RiceStreams { words, lengths, bases, ks })
 }

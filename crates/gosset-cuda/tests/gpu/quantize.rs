@@ -102,17 +102,21 @@ fn quantize_rotates_with_long_and_mixed_tiles() {
 #[test]
 fn quantize_large_values_take_the_wide_path() {
     let Some(gpu) = gpu() else { return };
-    let (rows, cols) = (4, 512);
-    // One large value per row makes a peak of 22 times the RMS.
+    // One value per row is nearly all of it: a peak of 200 times the RMS, 2^23 and more at the largest alphas.
+    let (rows, cols) = (4, 40_000);
     let mut data = gaussian(rows * cols, 6);
     for row in data.chunks_mut(cols) {
-        row[17] = 40.0;
+        row[17] = 40_000.0;
     }
     for name in ["e8-rice", "d4-rice", "a2-rice", "z-rice"] {
-        check(&gpu, &spec(name, RateTarget::Alpha(400_000.0), None), &data, rows, cols);
+        check(&gpu, &spec(name, RateTarget::Alpha(60_000.0), None), &data, rows, cols);
     }
+    // Wider rows, beyond 2^24.
+    let (rows, cols) = (1, 90_000);
+    let mut data = gaussian(rows * cols, 6);
+    data[70_000] = 40_000.0;
     let on_device = gpu.upload(&data).unwrap();
-    let too_large = spec("e8-rice", RateTarget::Alpha(1_000_000.0), None);
+    let too_large = spec("e8-rice", RateTarget::Alpha(65_000.0), None);
     let found = quantize::encode(&gpu, &too_large, on_device.as_slice(), rows, cols).unwrap_err().to_string();
     let expected = too_large.check().unwrap().encode(MatRef::new(&data, rows, cols).unwrap()).unwrap_err().to_string();
     assert!(found.contains(&expected), "{found} against {expected}");
