@@ -3,11 +3,13 @@
 //! One thread decodes one stream of 32768 (lattices) or 16384 (trellis) values, so a matrix has little parallelism: these
 //! kernels are for loading, where a matrix is decoded once to f16 or bf16.
 
+use std::sync::Arc;
+
 use gosset_codec::device::{AnsTables, TrellisTables, lattice_ans_tables, trellis_tables};
 use gosset_codec::{Decoder, MatrixHeader, Plane, PlaneData, SchemeHeader};
 use gosset_lattice::LatticeKind;
 
-use super::decoded::{DecodeEntries, ExactRows, PointType, ValueType, check_len, find, scale_bits, to_u32};
+use super::decoded::{ExactRows, PointType, ValueType, check_len, find, scale_bits, to_u32};
 use crate::error::CudaError;
 use crate::generated::modules::Module;
 use crate::generated::params::{AnsLatticeParams, AnsTrellisParams};
@@ -35,7 +37,7 @@ pub struct AnsMatrix {
     kind: Kind,
     words: Buffer<u32>,
     starts: Buffer<u64>,
-    tables: Buffer<u32>,
+    tables: Arc<Buffer<u32>>,
     escapes: Buffer<i32>,
     scales: Buffer<u16>,
     exact: Option<ExactRows>,
@@ -91,7 +93,7 @@ impl AnsMatrix {
             kind,
             words: gpu.upload(words)?,
             starts: gpu.upload(&starts)?,
-            tables: gpu.upload(&entries)?,
+            tables: gpu.table(entries)?,
             escapes: gpu.upload(escapes.as_flattened())?,
             scales: gpu.upload(&scale_bits(planes))?,
             exact: ExactRows::upload(gpu, &decoder, planes)?,
@@ -111,10 +113,10 @@ impl AnsMatrix {
         self.cols as usize
     }
 
-    /// Bytes on the device, everything counted.
+    /// Bytes on the device; state tables, 4 to 32 KB, are shared by all matrices that name them and not counted.
     #[must_use]
     pub fn device_bytes(&self) -> u64 {
-        let own = self.words.bytes() + self.starts.bytes() + self.tables.bytes() + self.escapes.bytes();
+        let own = self.words.bytes() + self.starts.bytes() + self.escapes.bytes();
         let units = match &self.kind {
             Kind::Lattice(_) => 0,
             Kind::Trellis { units, .. } => units.bytes(),
@@ -145,8 +147,8 @@ impl AnsMatrix {
         out: DevSliceMut<'_, T>,
     ) -> Result<(), CudaError> {
         check_len("points of a matrix", out.len(), self.rows() * self.cols())?;
-        // SAFETY: the length was checked, and the entries are those of the element type.
-        unsafe { self.decode_entry(gpu, stream, T::ENTRIES, out.ptr()) }
+        // SAFETY: the length was checked, and the kind is that of the element type.
+        unsafe { self.decode_kind(gpu, stream, T::KIND, out.ptr()) }
     }
 
     /// The values in the rotated frame, `[rows, cols]`: those of [`Decoder::decode_rows_rotated`], rounded to the nearest of
@@ -163,24 +165,18 @@ impl AnsMatrix {
         mut out: DevSliceMut<'_, T>,
     ) -> Result<(), CudaError> {
         check_len("values of a matrix", out.len(), self.rows() * self.cols())?;
-        // SAFETY: the length was checked, and the entries are those of the element type.
+        // SAFETY: the length was checked, and the kind is that of the element type.
         unsafe {
-            self.decode_entry(gpu, stream, T::ENTRIES, out.ptr())?;
+            self.decode_kind(gpu, stream, T::KIND, out.ptr())?;
             self.exact.as_ref().map_or(Ok(()), |exact| exact.copy(gpu, stream, &mut out))
         }
     }
 
-    /// Decodes all streams by the entry for this kind.
+    /// Decodes all streams to elements of a kind.
     ///
     /// # Safety
-    /// `out` points to `rows * cols` elements of the type that the entries write.
-    unsafe fn decode_entry(
-        &self,
-        gpu: &Gpu,
-        stream: StreamRef<'_>,
-        entries: DecodeEntries,
-        out: u64,
-    ) -> Result<(), CudaError> {
+    /// `out` points to `rows * cols` elements of this kind.
+    unsafe fn decode_kind(&self, gpu: &Gpu, stream: StreamRef<'_>, kind: u32, out: u64) -> Result<(), CudaError> {
         let n_streams = (self.starts.len() - 1) as u32;
         let n_contexts = (self.escapes.len() / 4) as u32;
         let launch = Launch {
@@ -203,11 +199,13 @@ impl AnsMatrix {
                     n_contexts,
                     rows: self.rows,
                     cols: self.cols,
+                    kind,
+                    dim: lattice.dim() as u32,
                     raw_bits: self.raw_bits,
                     step: self.step,
                 };
                 // SAFETY: by the contract of this function; tables and words were checked when they were uploaded.
-                unsafe { gpu.kernel(lattice_module(lattice), entries.lattice)?.launch(stream, launch, &params) }
+                unsafe { gpu.kernel(Module::AnsLattice, "ans_lattice")?.launch(stream, launch, &params) }
             }
             Kind::Trellis { units, taps } => {
                 let params = AnsTrellisParams {
@@ -223,22 +221,14 @@ impl AnsMatrix {
                     reach: (units.len() / 2) as u32,
                     rows: self.rows,
                     cols: self.cols,
+                    kind,
                     raw_bits: self.raw_bits,
                     step: self.step,
                     taps: *taps,
                 };
                 // SAFETY: by the contract of this function; tables and words were checked when they were uploaded.
-                unsafe { gpu.kernel(Module::AnsTrellis, entries.trellis)?.launch(stream, launch, &params) }
+                unsafe { gpu.kernel(Module::AnsTrellis, "ans_trellis")?.launch(stream, launch, &params) }
             }
         }
-    }
-}
-
-fn lattice_module(lattice: LatticeKind) -> Module {
-    match lattice {
-        LatticeKind::Z => Module::AnsLatticeZ,
-        LatticeKind::A2 => Module::AnsLatticeA2,
-        LatticeKind::D4 => Module::AnsLatticeD4,
-        LatticeKind::E8 => Module::AnsLatticeE8,
     }
 }

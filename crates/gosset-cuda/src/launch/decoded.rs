@@ -1,6 +1,6 @@
 //! What decoders write: the element types, and rows that a matrix stores exactly.
 
-use gosset_codec::{DecodeScratch, Decoder, Plane, PlaneData};
+use gosset_codec::{Decoder, Plane, PlaneData};
 use half::{bf16, f16};
 
 use crate::error::CudaError;
@@ -11,55 +11,38 @@ use crate::kernel::Launch;
 use crate::memory::{Buffer, DevSlice, DevSliceMut, DeviceType};
 use crate::stream::StreamRef;
 
-/// Element types of decoded points; a decoder refuses streams whose points do not fit.
+/// Element types of decoded points; a decoder reports streams whose points do not fit.
 pub trait PointType: DeviceType {
-    /// Entries of the decoders.
+    /// Number of the type in the kernels.
     #[doc(hidden)]
-    const ENTRIES: DecodeEntries;
+    const KIND: u32;
 }
 
 /// Element types of decoded values.
 pub trait ValueType: DeviceType {
-    /// Entries of the decoders.
+    /// Number of the type in the kernels.
     #[doc(hidden)]
-    const ENTRIES: DecodeEntries;
-    /// Entry that copies exact rows.
-    #[doc(hidden)]
-    const EXACT: &'static str;
+    const KIND: u32;
 }
 
-/// Names of the kernels that write one element type.
-#[doc(hidden)]
-#[derive(Debug, Clone, Copy)]
-pub struct DecodeEntries {
-    pub(super) rice: &'static str,
-    pub(super) lattice: &'static str,
-    pub(super) trellis: &'static str,
+impl PointType for i32 {
+    const KIND: u32 = 0;
 }
-
-macro_rules! points {
-    ($t:ty, $rice:literal, $lattice:literal, $trellis:literal) => {
-        impl PointType for $t {
-            const ENTRIES: DecodeEntries = DecodeEntries { rice: $rice, lattice: $lattice, trellis: $trellis };
-        }
-    };
+impl PointType for i16 {
+    const KIND: u32 = 1;
 }
-
-macro_rules! values {
-    ($t:ty, $rice:literal, $lattice:literal, $trellis:literal, $exact:literal) => {
-        impl ValueType for $t {
-            const ENTRIES: DecodeEntries = DecodeEntries { rice: $rice, lattice: $lattice, trellis: $trellis };
-            const EXACT: &'static str = $exact;
-        }
-    };
+impl PointType for i8 {
+    const KIND: u32 = 2;
 }
-
-points!(i32, "rice_points_i32", "ans_points_i32", "ans_trellis_points_i32");
-points!(i16, "rice_points_i16", "ans_points_i16", "ans_trellis_points_i16");
-points!(i8, "rice_points_i8", "ans_points_i8", "ans_trellis_points_i8");
-values!(f32, "rice_values_f32", "ans_values_f32", "ans_trellis_values_f32", "exact_copy_f32");
-values!(f16, "rice_values_f16", "ans_values_f16", "ans_trellis_values_f16", "exact_copy_f16");
-values!(bf16, "rice_values_bf16", "ans_values_bf16", "ans_trellis_values_bf16", "exact_copy_bf16");
+impl ValueType for f32 {
+    const KIND: u32 = 3;
+}
+impl ValueType for f16 {
+    const KIND: u32 = 4;
+}
+impl ValueType for bf16 {
+    const KIND: u32 = 5;
+}
 
 /// Rows that a matrix stores exactly, in the rotated frame on the device.
 #[derive(Debug)]
@@ -73,15 +56,18 @@ pub(super) struct ExactRows {
 impl ExactRows {
     /// Uploads the exact rows of a checked matrix; `None` if it has none.
     pub(super) fn upload(gpu: &Gpu, decoder: &Decoder<'_>, planes: &[Plane<'_>]) -> Result<Option<Self>, CudaError> {
-        let index: &[u32] = match find(planes, "exact_rows") {
-            Some(PlaneData::U32(rows)) if !rows.is_empty() => rows,
-            _ => return Ok(None),
+        let (Some(PlaneData::U32(index)), Some(PlaneData::F32(values))) =
+            (find(planes, "exact_rows"), find(planes, "exact_values"))
+        else {
+            return Ok(None);
         };
+        if index.is_empty() {
+            return Ok(None);
+        }
         let cols = decoder.cols();
-        let mut values = vec![0.0; index.len() * cols];
-        let mut scratch = DecodeScratch::new();
-        for (&row, out) in index.iter().zip(values.chunks_exact_mut(cols)) {
-            decoder.decode_rows_rotated(row as usize..row as usize + 1, out, &mut scratch)?;
+        let mut values = values.to_vec();
+        if let Some(rht) = decoder.rotation() {
+            values.chunks_exact_mut(cols).for_each(|row| rht.forward(row));
         }
         Ok(Some(Self {
             index: gpu.upload(index)?,
@@ -136,10 +122,11 @@ impl ExactRows {
             index: self.index.as_slice().ptr(),
             out: out.ptr(),
             cols: self.cols,
+            kind: T::KIND,
         };
         let launch = Launch { grid: [self.index.len() as u32, 1, 1], block: [256, 1, 1], ..Launch::default() };
         // SAFETY: by the contract of this function; rows of `index` were checked to lie in the matrix.
-        unsafe { gpu.kernel(Module::RiceExact, T::EXACT)?.launch(stream, launch, &params) }
+        unsafe { gpu.kernel(Module::RiceExact, "exact_copy")?.launch(stream, launch, &params) }
     }
 }
 

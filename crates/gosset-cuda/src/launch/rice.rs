@@ -129,8 +129,8 @@ impl RiceMatrix {
         out: DevSliceMut<'_, T>,
     ) -> Result<(), CudaError> {
         check_len("points of a matrix", out.len(), self.rows() * self.cols())?;
-        // SAFETY: the length was checked, and the entry is that of the element type.
-        unsafe { self.decode_entry(gpu, stream, T::ENTRIES.rice, out.ptr()) }
+        // SAFETY: the length was checked, and the kind is that of the element type.
+        unsafe { self.decode_kind(gpu, stream, T::KIND, out.ptr()) }
     }
 
     /// The values in the rotated frame, `[rows, cols]`: those of [`Decoder::decode_rows_rotated`], rounded to the nearest of
@@ -147,16 +147,17 @@ impl RiceMatrix {
         mut out: DevSliceMut<'_, T>,
     ) -> Result<(), CudaError> {
         check_len("values of a matrix", out.len(), self.rows() * self.cols())?;
-        // SAFETY: the length was checked, and the entry is that of the element type.
+        // SAFETY: the length was checked, and the kind is that of the element type.
         unsafe {
-            self.decode_entry(gpu, stream, T::ENTRIES.rice, out.ptr())?;
+            self.decode_kind(gpu, stream, T::KIND, out.ptr())?;
             self.exact.as_ref().map_or(Ok(()), |exact| exact.copy(gpu, stream, &mut out))
         }
     }
 
     /// `y = W x`: `x` is `[n_batch, cols]` in the rotated frame, `y` is `[n_batch, rows]`, `n_batch` from 1 to [`MAX_BATCH`].
     ///
-    /// Sums are f32 and in a fixed order. Straight from the streams: any lattice and any shape.
+    /// Sums are f32 and in a fixed order. Straight from the streams, which every column decodes anew: any lattice and any
+    /// shape, but slow; [`RicePlanes`](super::rice_planes::RicePlanes) is fast.
     ///
     /// # Errors
     /// [`CudaError::Shape`], and what a launch can fail with.
@@ -184,17 +185,16 @@ impl RiceMatrix {
             n_words: self.words.len() as u64,
             rows: self.rows,
             cols: self.cols,
+            dim: self.lattice.dim() as u32,
             group,
-            n_batch: n_batch as u32,
             step: self.step,
             ks: self.ks,
         };
         let blocks = to_u32("blocks of a product", (self.rows() * group as usize).div_ceil(128))?;
-        let entry = if n_batch == 1 { "rice_rows_1" } else { "rice_rows_8" };
-        let launch = Launch { grid: [blocks, 1, 1], block: [128, 1, 1], ..Launch::default() };
+        let launch = Launch { grid: [blocks, n_batch as u32, 1], block: [128, 1, 1], ..Launch::default() };
         // SAFETY: the lengths of x and y were checked; tables and words were when they were uploaded.
         unsafe {
-            gpu.kernel(rows_module(self.lattice), entry)?.launch(stream, launch, &params)?;
+            gpu.kernel(Module::RiceRows, "rice_rows")?.launch(stream, launch, &params)?;
             let exact = self.exact.as_ref();
             exact.map_or(Ok(()), |exact| exact.dot(gpu, stream, x, &mut y, n_batch as u32))
         }
@@ -215,17 +215,11 @@ impl RiceMatrix {
         self.gemm(gpu, stream, x, y)
     }
 
-    /// Decodes all streams by `entry`.
+    /// Decodes all streams to elements of a kind.
     ///
     /// # Safety
-    /// `out` points to `rows * cols` elements of the type that `entry` writes.
-    unsafe fn decode_entry(
-        &self,
-        gpu: &Gpu,
-        stream: StreamRef<'_>,
-        entry: &'static str,
-        out: u64,
-    ) -> Result<(), CudaError> {
+    /// `out` points to `rows * cols` elements of this kind.
+    unsafe fn decode_kind(&self, gpu: &Gpu, stream: StreamRef<'_>, kind: u32, out: u64) -> Result<(), CudaError> {
         let params = RiceDecodeParams {
             words: self.words.as_slice().ptr(),
             bases: self.bases.as_slice().ptr(),
@@ -238,30 +232,14 @@ impl RiceMatrix {
             n_streams: self.lengths.len() as u32,
             rows: self.rows,
             cols: self.cols,
+            kind,
+            dim: self.lattice.dim() as u32,
             step: self.step,
             ks: self.ks,
         };
         let grid = [params.n_streams.div_ceil(64), 1, 1];
         let launch = Launch { grid, block: [64, 1, 1], ..Launch::default() };
         // SAFETY: by the contract of this function; tables and words were checked when they were uploaded.
-        unsafe { gpu.kernel(decode_module(self.lattice), entry)?.launch(stream, launch, &params) }
-    }
-}
-
-fn decode_module(lattice: LatticeKind) -> Module {
-    match lattice {
-        LatticeKind::Z => Module::RiceDecodeZ,
-        LatticeKind::A2 => Module::RiceDecodeA2,
-        LatticeKind::D4 => Module::RiceDecodeD4,
-        LatticeKind::E8 => Module::RiceDecodeE8,
-    }
-}
-
-fn rows_module(lattice: LatticeKind) -> Module {
-    match lattice {
-        LatticeKind::Z => Module::RiceRowsZ,
-        LatticeKind::A2 => Module::RiceRowsA2,
-        LatticeKind::D4 => Module::RiceRowsD4,
-        LatticeKind::E8 => Module::RiceRowsE8,
+        unsafe { gpu.kernel(Module::RiceDecode, "rice_decode")?.launch(stream, launch, &params) }
     }
 }

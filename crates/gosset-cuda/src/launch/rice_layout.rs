@@ -1,12 +1,14 @@
 //! The plane layout of E8 points under Rice codes: the bits of the codewords, moved to where a warp decodes them fast.
 //!
 //! The codewords are those of a Rice code with one parameter k, 1 to 4, chosen for the fewest bytes. Rows are cut into
-//! groups of 32, one per lane, and columns into segments of at most 8 *chunks* of 8 blocks; a group and a segment are a
-//! *task*, the work of one warp at a time. A symbol z of k low bits goes to three places:
+//! groups of 16 and columns into segments of at most 16 *halves* of 64; a group and a segment are a *task*, the work of one
+//! warp at a time. Lane l has the rows l / 4 and l / 4 + 8 of the group, and of every 4 blocks in a row block l mod 4; its
+//! blocks come in the order of columns, that of the upper row first. So a half has 4 blocks of each lane, and two blocks of all
+//! lanes are a fragment of mma.m16n8k32. A symbol z of k low bits goes to three places:
 //!
 //! - its unary part, ⌊z/2^k⌋ zeros and a one, to the bit string of the lane, from the least significant bit of words; word i
 //!   of all lanes is one row of 128 bytes, a task has as many rows as its longest lane needs;
-//! - its sign, bit 0, and k − 1 magnitude bits to planes of fixed width, 2k words per lane and chunk;
+//! - its sign, bit 0, and k − 1 magnitude bits to planes of fixed width, k words per lane and half;
 //! - in the last symbol of a block, bit 1 is the sign, and bit 0, the coset, takes the place of the lowest magnitude bit,
 //!   which the parity of the others determines.
 //!
@@ -29,14 +31,18 @@ pub(super) const MAX_K: usize = 4;
 const WINDOW_BITS: u32 = 14;
 /// Largest unary part.
 const MAX_UNARY: u32 = 7;
-/// Rows of a group: lanes of a warp.
+/// Rows of a group.
+pub(super) const GROUP_ROWS: usize = 16;
+/// Lanes of a warp.
 const LANES: usize = 32;
 /// Coordinates of a block.
 const DIM: usize = 8;
-/// Blocks of a chunk.
-const CHUNK_BLOCKS: usize = 8;
-/// Most chunks of a segment.
-const SEGMENT_CHUNKS: usize = 8;
+/// Columns of a half.
+const HALF_COLS: usize = 64;
+/// Most halves of a segment.
+const SEGMENT_HALVES: usize = 16;
+/// Blocks of a lane in a half.
+const LANE_BLOCKS: usize = 4;
 /// Zero bits before the first codeword of a lane, so that a window begins with an address.
 const LEAD_BITS: usize = 2;
 /// Sum of the differences of a row in a task, so that 32-bit sums of patches cannot overflow.
@@ -48,17 +54,17 @@ pub(super) struct PlaneLayout {
     pub(super) k: usize,
     pub(super) n_groups: usize,
     pub(super) n_segments: usize,
-    /// Chunks of the widest segment.
-    pub(super) n_chunks: usize,
+    /// Halves of the widest segment.
+    pub(super) n_halves: usize,
     /// Unary rows of the longest task.
     pub(super) max_rows: usize,
-    /// `[task, chunk, lane, 2k]`.
+    /// `[task, half, lane, k]`.
     pub(super) planes: Vec<u32>,
     /// `[row, lane]`.
     pub(super) unary: Vec<u32>,
     /// First row of each task, and the end.
     pub(super) row0: Vec<u32>,
-    /// Lane in bits 27 to 31, column of the segment in bits 16 to 24, difference in the low 16 bits.
+    /// Row of the group in bits 28 to 31, column of the segment in bits 16 to 25, difference in the low 16 bits.
     pub(super) patches: Vec<u32>,
     /// First patch of each task, and the end.
     pub(super) patch0: Vec<u32>,
@@ -86,9 +92,14 @@ pub(super) fn table() -> Vec<u32> {
     (0..1 << WINDOW_BITS).map(entry).collect()
 }
 
-/// Chunks of a segment: all are cut as evenly as whole chunks allow.
-fn segment_chunks(segment: usize, n_segments: usize, n_chunks: usize) -> Range<usize> {
-    segment * n_chunks / n_segments..(segment + 1) * n_chunks / n_segments
+/// Halves of a segment: all are cut as evenly as whole halves allow.
+fn segment_halves(segment: usize, n_segments: usize, n_halves: usize) -> Range<usize> {
+    segment * n_halves / n_segments..(segment + 1) * n_halves / n_segments
+}
+
+/// Row of the group and block of the half of a lane's `i`-th block in a half.
+fn place(lane: usize, i: usize) -> (usize, usize) {
+    (lane / 4 + 8 * (i % 2), 4 * (i / 2) + lane % 4)
 }
 
 impl PlaneLayout {
@@ -98,7 +109,7 @@ impl PlaneLayout {
         if !cols.is_multiple_of(DIM) {
             return Err(unsupported(format!("{cols} columns, no multiple of {DIM}")));
         }
-        let n_groups = rows.div_ceil(LANES);
+        let n_groups = rows.div_ceil(GROUP_ROWS);
         let k = best_k(decoder)?;
         let n_threads = std::thread::available_parallelism().map_or(1, NonZero::get).min(n_groups);
         let parts = Mutex::new(Vec::with_capacity(n_threads));
@@ -143,18 +154,18 @@ impl PlaneLayout {
     /// The tasks of some groups.
     fn of_groups(decoder: &Decoder<'_>, k: usize, groups: Range<usize>) -> Result<Self, CudaError> {
         let (rows, cols) = (decoder.rows(), decoder.cols());
-        let all_chunks = cols.div_ceil(DIM * CHUNK_BLOCKS);
-        let n_segments = all_chunks.div_ceil(SEGMENT_CHUNKS);
-        let n_chunks = (0..n_segments).map(|s| segment_chunks(s, n_segments, all_chunks).len()).max().unwrap_or(0);
-        let mut layout = Self { k, n_segments, n_chunks, ..Self::default() };
-        let mut points = vec![0; LANES * cols];
+        let all_halves = cols.div_ceil(HALF_COLS);
+        let n_segments = all_halves.div_ceil(SEGMENT_HALVES);
+        let n_halves = (0..n_segments).map(|s| segment_halves(s, n_segments, all_halves).len()).max().unwrap_or(0);
+        let mut layout = Self { k, n_segments, n_halves, ..Self::default() };
+        let mut points = vec![0; GROUP_ROWS * cols];
         let mut scratch = DecodeScratch::new();
         for group in groups {
-            let present = group * LANES..((group + 1) * LANES).min(rows);
+            let present = group * GROUP_ROWS..((group + 1) * GROUP_ROWS).min(rows);
             let points = &mut points[..present.len() * cols];
             decoder.decode_points(present, points, &mut scratch)?;
             for segment in 0..n_segments {
-                layout.push_task(points, cols, segment_chunks(segment, n_segments, all_chunks))?;
+                layout.push_task(points, cols, segment_halves(segment, n_segments, all_halves))?;
             }
         }
         layout.row0.push((layout.unary.len() / LANES) as u32);
@@ -162,40 +173,41 @@ impl PlaneLayout {
         Ok(layout)
     }
 
-    /// Appends the task of the rows in `points` and of some chunks of columns.
-    fn push_task(&mut self, points: &[i32], cols: usize, chunks: Range<usize>) -> Result<(), CudaError> {
+    /// Appends the task of the rows in `points` and of some halves of columns.
+    fn push_task(&mut self, points: &[i32], cols: usize, halves: Range<usize>) -> Result<(), CudaError> {
         let first_row = u32::try_from(self.unary.len() / LANES);
         self.row0.push(first_row.map_err(|_| unsupported("a matrix of more than 2^32 words".to_owned()))?);
         self.patch0.push(self.patches.len() as u32);
-        let words_per_lane = 2 * self.k;
         let plane0 = self.planes.len();
-        self.planes.resize(plane0 + self.n_chunks * LANES * words_per_lane, 0);
+        self.planes.resize(plane0 + self.n_halves * LANES * self.k, 0);
         let mut lanes: [BitString; LANES] = std::array::from_fn(|_| BitString::default());
+        let mut patched = [0; GROUP_ROWS];
         for (lane, bits) in lanes.iter_mut().enumerate() {
             bits.zeros(LEAD_BITS);
-            let row = points.get(lane * cols..(lane + 1) * cols).unwrap_or_default();
-            let mut patched = 0;
-            for block in chunks.start * CHUNK_BLOCKS..chunks.end * CHUNK_BLOCKS {
-                let y = row.as_chunks::<DIM>().0.get(block).copied().unwrap_or_default();
-                let at = block - chunks.start * CHUNK_BLOCKS;
+            for (half, i) in halves.clone().flat_map(|half| (0..LANE_BLOCKS).map(move |i| (half, i))) {
+                let (row, block) = place(lane, i);
+                let col = half * HALF_COLS + block * DIM;
+                // Beyond the edges there are points 0.
+                let y = points.get(row * cols + col..row * cols + col + DIM).filter(|_| col < cols);
+                let y: [i32; DIM] = y.and_then(|y| y.try_into().ok()).unwrap_or_default();
                 let symbols = shorten(E8::strip(y), self.k as u32);
                 for z in symbols {
                     bits.zeros((z >> self.k) as usize);
                     bits.one();
                 }
-                let planes = plane0 + (at / CHUNK_BLOCKS * LANES + lane) * words_per_lane;
-                put_planes(&mut self.planes[planes..][..words_per_lane], symbols, at % CHUNK_BLOCKS, self.k);
-                for (i, (&is, coded)) in y.iter().zip(E8::unstrip(symbols)).enumerate() {
+                let planes = plane0 + ((half - halves.start) * LANES + lane) * self.k;
+                put_planes(&mut self.planes[planes..][..self.k], symbols, i, self.k);
+                for (c, (&is, coded)) in y.iter().zip(E8::unstrip(symbols)).enumerate() {
                     let mut left = i64::from(is) - i64::from(coded);
-                    patched += left.unsigned_abs();
-                    if patched > MAX_PATCHED {
+                    patched[row] += left.unsigned_abs();
+                    if patched[row] > MAX_PATCHED {
                         return Err(unsupported("points as large as these".to_owned()));
                     }
                     while left != 0 {
                         let part = left.clamp(-32_768, 32_767);
                         left -= part;
-                        let place = (lane << 27 | (at * DIM + i) << 16) as u32;
-                        self.patches.push(place | u32::from(part as i16 as u16));
+                        let at = row << 28 | (col + c - halves.start * HALF_COLS) << 16;
+                        self.patches.push(at as u32 | u32::from(part as i16 as u16));
                     }
                 }
             }
@@ -249,10 +261,8 @@ fn shorten(mut symbols: [u32; DIM], k: u32) -> [u32; DIM] {
     symbols
 }
 
-/// Puts sign and low bits of the symbols of a block into the planes of a lane and chunk.
-fn put_planes(planes: &mut [u32], symbols: [u32; DIM], block: usize, k: usize) {
-    let (half, j) = (block / 4, block % 4);
-    let planes = &mut planes[half * k..][..k];
+/// Puts sign and low bits of the symbols of a lane's block `j` of a half into its planes.
+fn put_planes(planes: &mut [u32], symbols: [u32; DIM], j: usize, k: usize) {
     for (i, z) in symbols.into_iter().enumerate() {
         let last = i == DIM - 1;
         let bit = |n: usize| z >> n & 1;
@@ -321,18 +331,16 @@ mod tests {
     /// The points of a layout, by the rules of the module's first page, one bit after the other.
     fn points_of(layout: &PlaneLayout, rows: usize, cols: usize) -> Vec<i32> {
         let (mut points, k, table) = (vec![0i64; rows * cols], layout.k, table());
-        let n_chunks = cols.div_ceil(64);
         for task in 0..layout.n_groups * layout.n_segments {
             let (group, segment) = (task / layout.n_segments, task % layout.n_segments);
-            let chunks = segment_chunks(segment, layout.n_segments, n_chunks);
-            for lane in 0..LANES.min(rows - group * LANES) {
-                let row = group * LANES + lane;
+            let halves = segment_halves(segment, layout.n_segments, cols.div_ceil(64));
+            for lane in 0..LANES {
                 let mut position = LEAD_BITS;
                 let bit =
                     |at: usize| layout.unary[(layout.row0[task] as usize + at / 32) * LANES + lane] >> (at % 32) & 1;
-                for block in 0..chunks.len() * CHUNK_BLOCKS {
-                    let planes = ((task * layout.n_chunks + block / 8) * LANES + lane) * 2 * k;
-                    let planes = &layout.planes[planes + block / 4 % 2 * k..][..k];
+                for at in 0..halves.len() * LANE_BLOCKS {
+                    let (half, j) = (at / LANE_BLOCKS, at % LANE_BLOCKS);
+                    let planes = &layout.planes[((task * layout.n_halves + half) * LANES + lane) * k..][..k];
                     let (mut symbols, mut lens) = ([0u32; DIM], [0; 2]);
                     for (i, z) in symbols.iter_mut().enumerate() {
                         let start = position;
@@ -343,8 +351,8 @@ mod tests {
                         position += 1;
                         lens[i / 4] += position - start;
                         let plane = |n: usize| match k {
-                            2 => planes[i / 4] >> (8 * (i % 4) + 7 - block % 4 - 4 * n) & 1,
-                            _ => planes[n] >> (8 * (i % 4) + 7 - (2 * (block % 4) + i / 4)) & 1,
+                            2 => planes[i / 4] >> (8 * (i % 4) + 7 - j - 4 * n) & 1,
+                            _ => planes[n] >> (8 * (i % 4) + 7 - (2 * j + i / 4)) & 1,
                         };
                         let low = match (i, k) {
                             (_, 1) => plane(0),
@@ -355,19 +363,18 @@ mod tests {
                         *z = unary << k | high << 2 | low;
                     }
                     for (quad, len) in lens.into_iter().enumerate() {
-                        let window = (0..14).fold(0, |w, i| {
-                            let at = position - lens[1] - if quad == 0 { lens[0] } else { 0 } + i;
-                            let inside = at / 32 < (layout.row0[task + 1] - layout.row0[task]) as usize;
-                            w | if inside { bit(at) << i } else { 0 }
-                        });
+                        let start = position - lens[1] - if quad == 0 { lens[0] } else { 0 };
+                        let n_bits = 32 * (layout.row0[task + 1] - layout.row0[task]) as usize;
+                        let window = (0..14).filter(|i| start + i < n_bits).fold(0, |w, i| w | bit(start + i) << i);
                         let entry = table[window as usize];
                         assert_eq!(entry & 15, len as u32);
                         for i in 0..4 {
                             assert_eq!(entry >> (8 * i + 4) & 15, symbols[4 * quad + i] >> k);
                         }
                     }
-                    let col = (chunks.start * CHUNK_BLOCKS + block) * DIM;
-                    if col < cols {
+                    let (row, block) = place(lane, j);
+                    let (row, col) = (group * GROUP_ROWS + row, (halves.start + half) * HALF_COLS + block * DIM);
+                    if row < rows && col < cols {
                         for (i, y) in E8::unstrip(symbols).into_iter().enumerate() {
                             points[row * cols + col + i] += i64::from(y);
                         }
@@ -377,8 +384,8 @@ mod tests {
                 }
             }
             for &patch in &layout.patches[layout.patch0[task] as usize..layout.patch0[task + 1] as usize] {
-                let row = group * LANES + (patch >> 27) as usize;
-                let col = chunks.start * 64 + (patch >> 16 & 511) as usize;
+                let row = group * GROUP_ROWS + (patch >> 28) as usize;
+                let col = halves.start * HALF_COLS + (patch >> 16 & 1023) as usize;
                 points[row * cols + col] += i64::from(patch as u16 as i16);
             }
         }

@@ -10,7 +10,7 @@ use gosset_lattice::LatticeKind;
 
 use super::decoded::{ExactRows, check_len, scale_bits, to_u32};
 use super::rice::MAX_BATCH;
-use super::rice_layout::{MAX_K, PlaneLayout, table};
+use super::rice_layout::{GROUP_ROWS, MAX_K, PlaneLayout, table};
 use crate::error::CudaError;
 use crate::generated::modules::Module;
 use crate::generated::params::RiceGemvParams;
@@ -24,19 +24,17 @@ const TABLE_BYTES: usize = 1 << 16;
 /// Bytes of an unary row.
 const ROW_BYTES: usize = 128;
 /// Bytes per warp and column of x where patches are added up.
-const PATCH_BYTES: usize = 256;
-/// Bytes of x per block of 8 columns: two planes, and the sum in three digits.
-const BLOCK_BYTES: usize = 20;
-/// Fewest warps that a wider batch is worth.
-const MIN_WARPS: usize = 6;
-
-/// Batches that kernels are built for, with the warps of a block.
-const VARIANTS: [(usize, usize); 4] = [(1, 28), (2, 28), (4, 20), (8, 13)];
+const PATCH_BYTES: usize = 8 * GROUP_ROWS;
+/// Bytes of x per block of 8 columns: two digits.
+const BLOCK_BYTES: usize = 16;
+/// Bytes between columns of x, so that two of them lie on different banks.
+const GAP_BYTES: usize = 64;
+/// Most warps of a block.
+const MAX_WARPS: usize = 28;
+/// Fewest warps that another column of x at the same time is worth.
+const MIN_WARPS: usize = 8;
 
 /// A matrix of E8 points in the plane layout.
-///
-/// Products write to scratch that belongs to the matrix: calls on one matrix must follow each other, on one stream or
-/// with events between.
 #[derive(Debug)]
 pub struct RicePlanes {
     rows: u32,
@@ -45,9 +43,8 @@ pub struct RicePlanes {
     k: usize,
     n_groups: u32,
     n_segments: u32,
-    n_chunks: u32,
+    n_halves: u32,
     stage_rows: u32,
-    max_batch: usize,
     planes: Buffer<u32>,
     unary: Buffer<u32>,
     row0: Buffer<u32>,
@@ -56,19 +53,49 @@ pub struct RicePlanes {
     n_patches: usize,
     table: Arc<Buffer<u32>>,
     scales: Buffer<u16>,
-    partial: Buffer<f32>,
-    counters: Buffer<u32>,
     exact: Option<ExactRows>,
 }
 
+/// What products write beside their results. One for each stream, or with events between its uses.
+#[derive(Debug)]
+pub struct RiceScratch {
+    partial: Buffer<f32>,
+    counters: Buffer<u32>,
+}
+
+impl RiceScratch {
+    /// Scratch for products of up to `n_batch` columns with any of `matrices`.
+    ///
+    /// # Errors
+    /// [`CudaError::OutOfMemory`].
+    pub fn new<'a>(
+        gpu: &Gpu,
+        matrices: impl IntoIterator<Item = &'a RicePlanes>,
+        n_batch: usize,
+    ) -> Result<Self, CudaError> {
+        let (mut n_partial, mut n_counters) = (1, 1);
+        for matrix in matrices {
+            n_partial = n_partial.max(matrix.n_partial(n_batch));
+            n_counters = n_counters.max(matrix.n_groups as usize);
+        }
+        // Counters begin at zero, and every launch leaves them so.
+        Ok(Self { partial: gpu.alloc(n_partial)?, counters: gpu.alloc(n_counters)? })
+    }
+
+    /// Bytes on the device.
+    #[must_use]
+    pub fn device_bytes(&self) -> u64 {
+        (self.partial.bytes() + self.counters.bytes()) as u64
+    }
+}
+
 impl RicePlanes {
-    /// Checks header and planes of a matrix of E8 points (under either code), lays them out and brings them to the
-    /// device, with scratch for products with up to `max_batch` columns.
+    /// Checks header and planes of a matrix of E8 points (under either code), lays them out and brings them to the device.
     ///
     /// # Errors
     /// [`CudaError::Codec`] for planes that no decoder accepts; [`CudaError::Unsupported`] for other lattices, columns
     /// that are no multiple of 8, and points too large for the layout; [`CudaError::OutOfMemory`].
-    pub fn upload(gpu: &Gpu, header: &MatrixHeader, planes: &[Plane<'_>], max_batch: usize) -> Result<Self, CudaError> {
+    pub fn upload(gpu: &Gpu, header: &MatrixHeader, planes: &[Plane<'_>]) -> Result<Self, CudaError> {
         let decoder = Decoder::new(header, planes)?;
         let step = match &header.scheme {
             SchemeHeader::Lattice(LatticeHeader { lattice, step, .. }) if lattice.0 == LatticeKind::E8 => *step,
@@ -77,12 +104,8 @@ impl RicePlanes {
                 return Err(CudaError::Unsupported { op: "the plane layout of Rice codes", what });
             }
         };
-        if !(1..=MAX_BATCH).contains(&max_batch) {
-            return Err(CudaError::shape("largest batch of a matrix", format!("1 to {MAX_BATCH}"), max_batch));
-        }
         let layout = PlaneLayout::new(&decoder)?;
         let n_groups = to_u32("groups of rows", layout.n_groups)?;
-        let n_partial = if layout.n_segments > 1 { max_batch * layout.n_segments * layout.n_groups * 32 } else { 1 };
         let n_patches = layout.patches.len();
         // No buffer is empty, so that every pointer is one.
         let patches = if n_patches == 0 { vec![0] } else { layout.patches };
@@ -93,9 +116,8 @@ impl RicePlanes {
             k: layout.k,
             n_groups,
             n_segments: layout.n_segments as u32,
-            n_chunks: layout.n_chunks as u32,
+            n_halves: layout.n_halves as u32,
             stage_rows: layout.max_rows as u32 + 1,
-            max_batch,
             planes: gpu.upload(&layout.planes)?,
             unary: gpu.upload(&layout.unary)?,
             row0: gpu.upload(&layout.row0)?,
@@ -104,12 +126,10 @@ impl RicePlanes {
             n_patches,
             table: gpu.table(table())?,
             scales: gpu.upload(&scale_bits(planes))?,
-            partial: gpu.alloc(n_partial)?,
-            counters: gpu.alloc(layout.n_groups)?,
             exact: ExactRows::upload(gpu, &decoder, planes)?,
         };
         // One column must fit at least.
-        matrix.variant(gpu, 1)?;
+        matrix.fit(gpu, 1)?;
         Ok(matrix)
     }
 
@@ -146,41 +166,38 @@ impl RicePlanes {
         (self.planes.bytes() + self.unary.bytes() + tables) as u64 + exact
     }
 
-    /// Bytes of scratch on the device, and of the table that all matrices share.
-    #[must_use]
-    pub fn scratch_bytes(&self) -> u64 {
-        (self.partial.bytes() + self.counters.bytes() + self.table.bytes()) as u64
-    }
-
-    /// `y = W x`: `x` is `[n_batch, cols]` in the rotated frame, `y` is `[n_batch, rows]`, `n_batch` from 1 to the largest batch
-    /// given at upload.
+    /// `y = W x`: `x` is `[n_batch, cols]` in the rotated frame, `y` is `[n_batch, rows]`, `n_batch` from 1 to [`MAX_BATCH`].
     ///
-    /// x is rounded to 1/32600 of the largest magnitude of its column; sums are integers within segments of 512 columns and
+    /// x is rounded to 1/32600 of the largest magnitude of its column; sums are integers within segments of 1024 columns and
     /// added in a fixed order beyond. Where shared memory holds fewer columns of x, the weights are decoded more than once.
     ///
     /// # Errors
-    /// [`CudaError::Shape`], and what a launch can fail with.
+    /// [`CudaError::Shape`], for scratch that is too small too, and what a launch can fail with.
     pub fn gemm(
         &self,
         gpu: &Gpu,
         stream: StreamRef<'_>,
         x: DevSlice<'_, f32>,
         mut y: DevSliceMut<'_, f32>,
+        scratch: &mut RiceScratch,
     ) -> Result<(), CudaError> {
         let n_batch = x.len() / self.cols();
-        if !(1..=self.max_batch).contains(&n_batch) {
-            return Err(CudaError::shape("x of a product", format!("1 to {} columns", self.max_batch), n_batch));
+        if !(1..=MAX_BATCH).contains(&n_batch) {
+            return Err(CudaError::shape("x of a product", format!("1 to {MAX_BATCH} columns"), n_batch));
         }
         check_len("x of a product", x.len(), n_batch * self.cols())?;
         check_len("y of a product", y.len(), n_batch * self.rows())?;
         let mut done = 0;
         while done < n_batch {
-            let (kernel, batch, n_warps) = self.variant(gpu, n_batch - done)?;
-            let now = batch.min(n_batch - done);
+            let (kernel, now, n_warps) = self.fit(gpu, n_batch - done)?;
+            let (needed, found) = (self.n_partial(now), scratch.partial.len());
+            if needed > found || self.n_groups as usize > scratch.counters.len() {
+                return Err(CudaError::shape("scratch of a product", format!("{needed} sums or more"), found));
+            }
             let x = x.slice(done * self.cols()..(done + now) * self.cols())?;
             let y = y.reborrow().slice(done * self.rows()..(done + now) * self.rows())?;
             // SAFETY: lengths were checked; the layout was made on the host and indexes itself only.
-            unsafe { self.launch(gpu, stream, kernel, (batch, n_warps), x, y, now)? };
+            unsafe { self.launch(gpu, stream, kernel, (now, n_warps), x, y, scratch)? };
             done += now;
         }
         // SAFETY: the lengths of x and y were checked.
@@ -197,51 +214,56 @@ impl RicePlanes {
         stream: StreamRef<'_>,
         x: DevSlice<'_, f32>,
         y: DevSliceMut<'_, f32>,
+        scratch: &mut RiceScratch,
     ) -> Result<(), CudaError> {
         check_len("x of a product", x.len(), self.cols())?;
-        self.gemm(gpu, stream, x, y)
+        self.gemm(gpu, stream, x, y, scratch)
+    }
+
+    /// Partial sums of a launch of `n_batch` columns.
+    fn n_partial(&self, n_batch: usize) -> usize {
+        if self.n_segments == 1 { 0 } else { n_batch * self.n_segments as usize * self.n_groups as usize * GROUP_ROWS }
     }
 
     /// Dynamic shared memory of a block.
-    fn shared_bytes(&self, batch: usize, n_warps: usize) -> usize {
+    fn shared_bytes(&self, n_batch: usize, n_warps: usize) -> usize {
         let n_blocks = self.cols().div_ceil(64) * 8;
-        let per_warp = batch * PATCH_BYTES + self.stage_rows as usize * ROW_BYTES;
-        TABLE_BYTES + batch * n_blocks * BLOCK_BYTES + n_warps * per_warp
+        let per_warp = n_batch * PATCH_BYTES + self.stage_rows as usize * ROW_BYTES;
+        TABLE_BYTES + n_batch * (n_blocks * BLOCK_BYTES + GAP_BYTES) + n_warps * per_warp
     }
 
-    /// The kernel for up to `n_batch` columns, the columns that it takes, and the warps of its blocks.
-    fn variant(&self, gpu: &Gpu, n_batch: usize) -> Result<(Kernel, usize, usize), CudaError> {
+    /// The kernel, how many of `n_batch` columns it takes at once, and the warps of its blocks.
+    fn fit(&self, gpu: &Gpu, n_batch: usize) -> Result<(Kernel, usize, usize), CudaError> {
+        let kernel = gpu.kernel(module(self.k), "rice_gemv")?;
+        let limit = kernel.max_dynamic_bytes() as usize;
         let n_tasks = self.n_groups as usize * self.n_segments as usize;
-        let busy = n_tasks.div_ceil(gpu.info().n_sms as usize);
-        let wanted = VARIANTS.iter().rposition(|&(batch, _)| batch <= n_batch.next_power_of_two()).unwrap_or(0);
-        for (variant, &(batch, most)) in VARIANTS.iter().enumerate().take(wanted + 1).rev() {
-            let kernel = gpu.kernel(module(self.k, variant), "rice_gemv")?;
-            let limit = kernel.max_dynamic_bytes() as usize;
-            let Some(left) = limit.checked_sub(self.shared_bytes(batch, 0)) else { continue };
-            let per_warp = self.shared_bytes(batch, 1) - self.shared_bytes(batch, 0);
-            let n_warps = (left / per_warp).min(most).min(busy);
-            if n_warps >= MIN_WARPS.min(busy) || (variant == 0 && n_warps > 0) {
-                return Ok((kernel, batch, n_warps));
+        let busy = n_tasks.div_ceil(gpu.info().n_sms as usize).min(MAX_WARPS);
+        for now in (1..=n_batch).rev() {
+            let Some(left) = limit.checked_sub(self.shared_bytes(now, 0)) else { continue };
+            let per_warp = self.shared_bytes(now, 1) - self.shared_bytes(now, 0);
+            let n_warps = (left / per_warp).min(busy);
+            if n_warps >= MIN_WARPS.min(busy) || (now == 1 && n_warps > 0) {
+                return Ok((kernel, now, n_warps));
             }
         }
         let what = format!("{} columns on a device with so little shared memory", self.cols);
         Err(CudaError::Unsupported { op: "the plane layout of Rice codes", what })
     }
 
-    /// Launches a product of `n_batch` <= `batch` columns.
+    /// Launches a product of `n_batch` columns.
     ///
     /// # Safety
-    /// `x` has `n_batch * cols` elements, `y` has `n_batch * rows`, and the kernel is that for `batch`.
+    /// `x` has `n_batch * cols` elements, `y` has `n_batch * rows`, and scratch is large enough.
     #[expect(clippy::too_many_arguments, reason = "one launch and its variant")]
     unsafe fn launch(
         &self,
         gpu: &Gpu,
         stream: StreamRef<'_>,
         kernel: Kernel,
-        (batch, n_warps): (usize, usize),
+        (n_batch, n_warps): (usize, usize),
         x: DevSlice<'_, f32>,
         y: DevSliceMut<'_, f32>,
-        n_batch: usize,
+        scratch: &mut RiceScratch,
     ) -> Result<(), CudaError> {
         let params = RiceGemvParams {
             planes: self.planes.as_slice().ptr(),
@@ -253,13 +275,13 @@ impl RicePlanes {
             x: x.ptr(),
             scales: self.scales.as_slice().ptr(),
             y: y.ptr(),
-            partial: self.partial.as_slice().ptr(),
-            counters: self.counters.as_slice().ptr(),
+            partial: scratch.partial.as_mut().ptr(),
+            counters: scratch.counters.as_mut().ptr(),
             rows: self.rows,
             cols: self.cols,
             n_groups: self.n_groups,
             n_segments: self.n_segments,
-            n_chunks: self.n_chunks,
+            n_halves: self.n_halves,
             stage_rows: self.stage_rows,
             n_batch: n_batch as u32,
             step: self.step,
@@ -268,20 +290,15 @@ impl RicePlanes {
         let launch = Launch {
             grid: [n_tasks.min(gpu.info().n_sms as usize) as u32, 1, 1],
             block: [32 * n_warps as u32, 1, 1],
-            shared_bytes: self.shared_bytes(batch, n_warps) as u32,
-            ..Launch::default()
+            shared_bytes: self.shared_bytes(n_batch, n_warps) as u32,
+            programmatic: true,
         };
         // SAFETY: by the contract of this function; shared memory is what the kernel lays out for these numbers.
         unsafe { kernel.launch(stream, launch, &params) }
     }
 }
 
-fn module(k: usize, variant: usize) -> Module {
-    const MODULES: [[Module; 4]; MAX_K] = [
-        [Module::RiceGemvK1B1, Module::RiceGemvK1B2, Module::RiceGemvK1B4, Module::RiceGemvK1B8],
-        [Module::RiceGemvK2B1, Module::RiceGemvK2B2, Module::RiceGemvK2B4, Module::RiceGemvK2B8],
-        [Module::RiceGemvK3B1, Module::RiceGemvK3B2, Module::RiceGemvK3B4, Module::RiceGemvK3B8],
-        [Module::RiceGemvK4B1, Module::RiceGemvK4B2, Module::RiceGemvK4B4, Module::RiceGemvK4B8],
-    ];
-    MODULES[k - 1][variant]
+fn module(k: usize) -> Module {
+    const MODULES: [Module; MAX_K] = [Module::RiceGemvK1, Module::RiceGemvK2, Module::RiceGemvK3, Module::RiceGemvK4];
+    MODULES[k - 1]
 }

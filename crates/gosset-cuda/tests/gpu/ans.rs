@@ -11,7 +11,7 @@ use crate::rice::{decoded, encoded};
 
 /// Rows and columns: below, at and beyond the ends of blocks, groups of lanes and streams.
 const SHAPES: &[(usize, usize)] =
-    &[(1, 1), (7, 65), (33, 300), (150, 210), (1, 8), (70, 576), (65, 896), (37, 4864), (8, 4096), (3, 16_384)];
+    &[(1, 1), (7, 65), (33, 300), (150, 210), (1, 8), (70, 576), (65, 896), (9, 4096), (3, 16_384)];
 
 const CODECS: &[&str] = &["z", "a2", "d4", "e8", "trellis-8", "trellis-64", "trellis-256"];
 
@@ -48,7 +48,7 @@ fn ans_streams_decode_to_the_points_of_the_cpu() {
     let Some(gpu) = gpu() else { return };
     for codec in CODECS {
         for &(rows, cols) in SHAPES {
-            for (rate, outliers) in [(1.5, false), (2.0, true), (4.0, false), (6.0, true)] {
+            for (rate, outliers) in [(2.0, true), (6.0, false)] {
                 let what = format!("{codec}@{rate} {rows} x {cols} outliers {outliers}");
                 let encoded = encoded(codec, rate, rows, cols, outliers);
                 let (points, values) = decoded(&encoded);
