@@ -114,25 +114,65 @@ __device__ __forceinline__ float safe_scale(float bound, float most) {
     return __uint_as_float(uint32_t(log + 127) << 23);
 }
 
-// max |x| of a row, over all threads of the block.
+// Magnitudes as integers: for finite numbers their order is that of the bits without the sign, and whatever is not finite
+// is larger than they.
+__device__ __forceinline__ uint32_t magnitude16(uint32_t most, uint32_t pair) {
+    return max(most, max(pair & 0x7fff, pair >> 16 & 0x7fff));
+}
+
+// max |x| of a row, over all threads of the block; not finite if some value is not.
 __device__ __forceinline__ float row_max(const RhtParams& p, size_t row) {
-    __shared__ float parts[32];
-    float most = 0.0f;
-    for (uint32_t col = 4 * threadIdx.x; col < p.width; col += 4 * blockDim.x) {
-        float v[4];
-        load4(p, row + col, int(col + 4) - int(p.width), v);
+    __shared__ uint32_t parts[32];
+    // Loads in flight per thread before the first is used.
+    constexpr int AHEAD = 4;
+    const bool half = p.flags & (F16_X | BF16_X);
+    const uint32_t stride = 4 * blockDim.x;
+    uint32_t most = 0;
+    uint32_t col = 4 * threadIdx.x;
+    if (p.flags & VECTOR_X) {
+#pragma unroll 1
+        for (; col < p.width; col += AHEAD * stride) {
+            if (half) {
+                uint2 x[AHEAD];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) most = fmaxf(most, fabsf(v[i]));
+                for (int i = 0; i < AHEAD; ++i) {
+                    const uint32_t at = col + i * stride;
+                    x[i] = make_uint2(0, 0);
+                    if (at < p.width) x[i] = *reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(p.x) + row + at);
+                }
+#pragma unroll
+                for (int i = 0; i < AHEAD; ++i) most = magnitude16(magnitude16(most, x[i].x), x[i].y);
+            } else {
+                uint4 x[AHEAD];
+#pragma unroll
+                for (int i = 0; i < AHEAD; ++i) {
+                    const uint32_t at = col + i * stride;
+                    x[i] = make_uint4(0, 0, 0, 0);
+                    if (at < p.width) x[i] = *reinterpret_cast<const uint4*>(static_cast<const float*>(p.x) + row + at);
+                }
+#pragma unroll
+                for (int i = 0; i < AHEAD; ++i) {
+                    most = max(most, max(x[i].x & 0x7fffffff, x[i].y & 0x7fffffff));
+                    most = max(most, max(x[i].z & 0x7fffffff, x[i].w & 0x7fffffff));
+                }
+            }
+        }
+    } else {
+#pragma unroll 1
+        for (col = threadIdx.x; col < p.width; col += blockDim.x) {
+            const uint32_t bits = half ? static_cast<const uint16_t*>(p.x)[row + col]
+                                       : static_cast<const uint32_t*>(p.x)[row + col];
+            most = max(most, bits & (half ? 0x7fff : 0x7fffffff));
+        }
     }
-#pragma unroll
-    for (int mask = 16; mask > 0; mask /= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, mask));
+    most = __reduce_max_sync(0xffffffffu, most);
     if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = most;
     __syncthreads();
-    most = threadIdx.x % 32 < blockDim.x / 32 ? parts[threadIdx.x % 32] : 0.0f;
-#pragma unroll
-    for (int mask = 16; mask > 0; mask /= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, mask));
+    most = threadIdx.x % 32 < blockDim.x / 32 ? parts[threadIdx.x % 32] : 0;
+    most = __reduce_max_sync(0xffffffffu, most);
     __syncthreads();
-    return most;
+    if (p.flags & F16_X) return f16_to_float(most);
+    return p.flags & BF16_X ? bf16_to_float(most) : __uint_as_float(most);
 }
 
 // Signs, stages and scales of the tiles of up to 128 columns in a window, and the first seven stages of longer ones. The
