@@ -9,7 +9,7 @@ use gosset_cuda::{CudaError, Gpu, Stream};
 use super::args::{Args, Op, Shape};
 use super::block::{Block, Encoded};
 use super::dense::{self, Arm, Dense, DenseWeights};
-use super::{candidates, container, decode, note, quantize, rht};
+use super::{candidates, container, decode, fixed, note, quantize, rht};
 use super::report::{Report, Row};
 use super::timing::Timing;
 
@@ -85,6 +85,9 @@ pub(super) fn run(gpu: &Gpu, args: &Args, report: &mut Report) -> Result<()> {
             bench.dense_arms(shape)?;
         }
         candidates::run(&mut bench, shape, &mut encoded)?;
+        if args.wants(Op::FixedGemv) {
+            fixed::run(&mut bench, shape)?;
+        }
         if args.wants(Op::Decode) && (args.check || shape == GAUGE.0 || shapes.len() == 1) {
             decode::run(&mut bench, shape)?;
         }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use anyhow::{Context, Result};
-use gosset_codec::{MatrixHeader, Plane, ShiftOrderKind};
+use gosset_codec::{MatrixHeader, Plane, Rht, ShiftOrderKind};
 use gosset_cuda::{CudaError, Gpu};
 
 use super::args::{Op, Shape};
@@ -82,6 +82,11 @@ pub(super) fn run(bench: &mut Bench<'_>, shape: Shape, cache: &mut Cache) -> Res
     Ok(())
 }
 
+/// Copies of a matrix of so many bytes: whole graphs of layers where the shape has them.
+pub(super) fn n_copies(bench: &Bench<'_>, shape: Shape, n_bytes: usize) -> usize {
+    if bench.args.check { 2 } else { timing::copies(n_bytes).next_multiple_of(dense::shape_layers(shape)) }
+}
+
 fn one(bench: &mut Bench<'_>, shape: Shape, candidate: &Candidate, cache: &mut Cache) -> Result<()> {
     let Candidate { codec, variant, .. } = *candidate;
     let block: Block = bench.block(shape).clone();
@@ -92,7 +97,7 @@ fn one(bench: &mut Bench<'_>, shape: Shape, candidate: &Candidate, cache: &mut C
     };
     let matrix = encoded.repeated(shape.rows, &block)?;
     let n_bytes: usize = matrix.planes.iter().map(|plane| plane.data.n_bytes()).sum();
-    let n_copies = if bench.args.check { 2 } else { timing::copies(n_bytes).next_multiple_of(dense::shape_layers(shape)) };
+    let n_copies = n_copies(bench, shape, n_bytes);
     let mut product = match (candidate.build)(bench.gpu, &matrix.header, &matrix.planes, n_copies) {
         Ok(product) => product,
         Err(CudaError::Unsupported { op, what }) => {
@@ -101,20 +106,64 @@ fn one(bench: &mut Bench<'_>, shape: Shape, candidate: &Candidate, cache: &mut C
         }
         Err(error) => return Err(error.into()),
     };
-    let batches: Vec<usize> = bench.args.batches()?.into_iter().filter(|&b| b <= product.max_batch()).collect();
+    let subject = Subject {
+        gemv: candidate.gemv,
+        gemm: candidate.gemm,
+        codec,
+        variant,
+        payload_bps: encoded.payload_bps,
+        mse: encoded.mse,
+        weights: &encoded.decoded,
+        rht: None,
+    };
+    measure(bench, shape, &subject, &mut *product)
+}
+
+/// What a product is of.
+pub(super) struct Subject<'a> {
+    /// Operation at batch 1.
+    pub(super) gemv: Op,
+    /// Operation at larger batches.
+    pub(super) gemm: Option<Op>,
+    /// Codec and payload.
+    pub(super) codec: &'a str,
+    pub(super) variant: &'a str,
+    pub(super) payload_bps: f64,
+    pub(super) mse: f64,
+    /// Dequantized rows that the matrix repeats.
+    pub(super) weights: &'a [f32],
+    /// The rotation of activations, if those rows are in the rotated frame.
+    pub(super) rht: Option<&'a Rht>,
+}
+
+/// Checks and times a product at every batch that was asked for.
+pub(super) fn measure(
+    bench: &mut Bench<'_>,
+    shape: Shape,
+    subject: &Subject<'_>,
+    product: &mut dyn Product,
+) -> Result<()> {
+    let Subject { codec, variant, .. } = *subject;
+    let most = product.max_batch();
+    let batches: Vec<usize> = bench.args.batches()?.into_iter().filter(|&batch| batch <= most).collect();
     let Some(&most) = batches.last() else { return Ok(()) };
     let x = bench.activations(shape.cols, most);
     let outliers = product::with_outliers(&x);
-    let [reference, hard] = [&x, &outliers].map(|x| Reference::new(&encoded.decoded, shape.cols, x));
-    let (payload_bps, mse) = (encoded.payload_bps, encoded.mse);
+    let [reference, hard] = [&x, &outliers].map(|x| {
+        let mut x = x.clone();
+        if let Some(rht) = subject.rht {
+            rht.forward_rows(&mut x);
+        }
+        Reference::new(subject.weights, shape.cols, &x)
+    });
     for batch in batches {
-        let Some(op) = (if batch == 1 { Some(candidate.gemv) } else { candidate.gemm }) else { continue };
+        let Some(op) = (if batch == 1 { Some(subject.gemv) } else { subject.gemm }) else { continue };
         if !bench.args.wants(op) {
             continue;
         }
         let (x, outliers) = (&x[..batch * shape.cols], &outliers[..batch * shape.cols]);
-        let mut rel_err = product::check(bench.gpu, &bench.stream, &mut *product, shape, x, &reference)?;
-        rel_err = rel_err.max(product::check(bench.gpu, &bench.stream, &mut *product, shape, outliers, &hard)?);
+        let mut rel_err = product::check(bench.gpu, &bench.stream, product, shape, x, &reference)?;
+        rel_err = rel_err.max(product::check(bench.gpu, &bench.stream, product, shape, outliers, &hard)?);
         let valid = bench.judge(&format!("{} {codec} {variant} {shape} batch {batch}", op.name()), rel_err, MAX_REL_ERR);
         let entry = Entry {
             op,
@@ -122,11 +171,11 @@ fn one(bench: &mut Bench<'_>, shape: Shape, candidate: &Candidate, cache: &mut C
             variant,
             shape,
             batch,
-            payload_bps: Some(payload_bps),
-            mse: Some(mse),
+            payload_bps: Some(subject.payload_bps),
+            mse: Some(subject.mse),
             matrix_bytes: product.bytes(),
             other_bytes: 4 * batch * (shape.rows + shape.cols),
-            copies: n_copies,
+            copies: product.n_copies(),
             rel_err: Some(rel_err),
             valid,
             is_product: true,
@@ -138,7 +187,7 @@ fn one(bench: &mut Bench<'_>, shape: Shape, candidate: &Candidate, cache: &mut C
         }
         let in_layers = batch == 1 && dense::shape_layers(shape) == LAYERS;
         let replays = bench.args.replays();
-        let (single, layers) = product::time(bench.gpu, &bench.stream, &mut *product, shape, x, replays, in_layers)?;
+        let (single, layers) = product::time(bench.gpu, &bench.stream, product, shape, x, replays, in_layers)?;
         bench.push(&entry, Some(single), "single");
         if layers.is_some() {
             bench.push(&entry, layers, "layers");

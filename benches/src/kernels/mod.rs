@@ -18,6 +18,7 @@ mod container;
 mod cpu;
 mod decode;
 mod dense;
+mod fixed;
 mod product;
 mod quantize;
 mod reference;

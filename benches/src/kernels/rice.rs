@@ -3,21 +3,25 @@
 use gosset_codec::{Decoder, MatrixHeader, Plane, Rht};
 use gosset_cuda::launch::rht::{DeviceRht, RhtOutput};
 use gosset_cuda::launch::rice::{MAX_BATCH, RiceMatrix};
-use gosset_cuda::launch::rice_planes::RicePlanes;
+use gosset_cuda::launch::rice_planes::{RicePlanes, RiceScratch};
 use gosset_cuda::{Buffer, CudaError, DevSlice, DevSliceMut, Gpu, StreamRef};
 
 use super::product::Product;
 
 /// Matrices whose products take rotated activations in f32.
-struct Rotated<M> {
+struct Rotated<M: RiceLayout> {
     gpu: Gpu,
     copies: Vec<M>,
+    scratch: M::Scratch,
     rht: Option<DeviceRht>,
     rotated: Buffer<f32>,
 }
 
 /// A matrix in one of the layouts of Rice codes.
 trait RiceLayout: Sized + 'static {
+    /// What products write beside their results.
+    type Scratch;
+    fn scratch(gpu: &Gpu, copies: &[Self]) -> Result<Self::Scratch, CudaError>;
     fn upload(gpu: &Gpu, header: &MatrixHeader, planes: &[Plane<'_>]) -> Result<Self, CudaError>;
     fn bytes(&self) -> u64;
     fn gemm(
@@ -26,10 +30,17 @@ trait RiceLayout: Sized + 'static {
         stream: StreamRef<'_>,
         x: DevSlice<'_, f32>,
         y: DevSliceMut<'_, f32>,
+        scratch: &mut Self::Scratch,
     ) -> Result<(), CudaError>;
 }
 
 impl RiceLayout for RiceMatrix {
+    type Scratch = ();
+
+    fn scratch(_: &Gpu, _: &[Self]) -> Result<(), CudaError> {
+        Ok(())
+    }
+
     fn upload(gpu: &Gpu, header: &MatrixHeader, planes: &[Plane<'_>]) -> Result<Self, CudaError> {
         RiceMatrix::upload(gpu, header, planes)
     }
@@ -44,14 +55,21 @@ impl RiceLayout for RiceMatrix {
         stream: StreamRef<'_>,
         x: DevSlice<'_, f32>,
         y: DevSliceMut<'_, f32>,
+        (): &mut (),
     ) -> Result<(), CudaError> {
         RiceMatrix::gemm(self, gpu, stream, x, y)
     }
 }
 
 impl RiceLayout for RicePlanes {
+    type Scratch = RiceScratch;
+
+    fn scratch(gpu: &Gpu, copies: &[Self]) -> Result<RiceScratch, CudaError> {
+        RiceScratch::new(gpu, copies, MAX_BATCH)
+    }
+
     fn upload(gpu: &Gpu, header: &MatrixHeader, planes: &[Plane<'_>]) -> Result<Self, CudaError> {
-        RicePlanes::upload(gpu, header, planes, MAX_BATCH)
+        RicePlanes::upload(gpu, header, planes)
     }
 
     fn bytes(&self) -> u64 {
@@ -64,8 +82,9 @@ impl RiceLayout for RicePlanes {
         stream: StreamRef<'_>,
         x: DevSlice<'_, f32>,
         y: DevSliceMut<'_, f32>,
+        scratch: &mut RiceScratch,
     ) -> Result<(), CudaError> {
-        RicePlanes::gemm(self, gpu, stream, x, y)
+        RicePlanes::gemm(self, gpu, stream, x, y, scratch)
     }
 }
 
@@ -98,7 +117,8 @@ fn build<M: RiceLayout>(
     let copies = (0..n_copies).map(|_| M::upload(gpu, header, planes)).collect::<Result<Vec<_>, _>>()?;
     let rht = rotation(gpu, header, planes)?;
     let rotated = gpu.alloc(MAX_BATCH * header.cols as usize)?;
-    Ok(Box::new(Rotated { gpu: gpu.clone(), copies, rht, rotated }))
+    let scratch = M::scratch(gpu, &copies)?;
+    Ok(Box::new(Rotated { gpu: gpu.clone(), copies, scratch, rht, rotated }))
 }
 
 /// The transform that an activation goes through.
@@ -133,9 +153,10 @@ impl<M: RiceLayout> Product for Rotated<M> {
         y: DevSliceMut<'_, f32>,
         batch: usize,
     ) -> Result<(), CudaError> {
-        let Some(rht) = &self.rht else { return self.copies[copy].gemm(&self.gpu, stream, x, y) };
+        let (matrix, scratch) = (&self.copies[copy], &mut self.scratch);
+        let Some(rht) = &self.rht else { return matrix.gemm(&self.gpu, stream, x, y, scratch) };
         let n = x.len();
         rht.forward(stream, x, batch, RhtOutput::F32(self.rotated.as_mut().slice(0..n)?))?;
-        self.copies[copy].gemm(&self.gpu, stream, self.rotated.as_slice().slice(0..n)?, y)
+        matrix.gemm(&self.gpu, stream, self.rotated.as_slice().slice(0..n)?, y, scratch)
     }
 }

@@ -1,17 +1,20 @@
 //! Products with matrices under the bit-shift trellis.
 
-use gosset_codec::{MatrixHeader, Plane};
-use gosset_cuda::launch::rht::RhtOutput;
-use gosset_cuda::launch::shift::ShiftMatrix;
-use gosset_cuda::{Buffer, CudaError, DevSlice, DevSliceMut, Gpu, StreamRef};
+use gosset_codec::{MatrixHeader, Plane, SchemeHeader};
+use gosset_cuda::launch::shift::{MAX_GEMM_BATCH, ShiftMatrix, ShiftWorkspace};
+
+use gosset_cuda::{CudaError, DevSlice, DevSliceMut, Gpu, StreamRef};
 
 use super::product::Product;
+
+/// Most bits of a state that products with several activations are built for.
+const MAX_GEMM_STATE_BITS: u8 = 17;
 
 /// Matrices in the order of the device.
 struct Shift {
     copies: Vec<ShiftMatrix>,
-    /// Rotated activation, where the product does not rotate by itself.
-    rotated: Buffer<f32>,
+    workspace: ShiftWorkspace,
+    max_batch: usize,
 }
 
 /// Copies of the matrix, in the order of the device.
@@ -22,7 +25,14 @@ pub(super) fn build(
     n_copies: usize,
 ) -> Result<Box<dyn Product>, CudaError> {
     let copies = (0..n_copies).map(|_| ShiftMatrix::new(gpu, header, planes)).collect::<Result<Vec<_>, _>>()?;
-    Ok(Box::new(Shift { copies, rotated: gpu.alloc(header.cols as usize)? }))
+    // A graph that is being captured cannot allocate.
+    let mut workspace = ShiftWorkspace::new();
+    copies.iter().try_for_each(|matrix| workspace.reserve(matrix, MAX_GEMM_BATCH))?;
+    let max_batch = match &header.scheme {
+        SchemeHeader::Shift(shift) if shift.state_bits <= MAX_GEMM_STATE_BITS => MAX_GEMM_BATCH,
+        _ => 1,
+    };
+    Ok(Box::new(Shift { copies, workspace, max_batch }))
 }
 
 impl Product for Shift {
@@ -35,7 +45,7 @@ impl Product for Shift {
     }
 
     fn max_batch(&self) -> usize {
-        1
+        self.max_batch
     }
 
     fn enqueue(
@@ -46,13 +56,6 @@ impl Product for Shift {
         y: DevSliceMut<'_, f32>,
         batch: usize,
     ) -> Result<(), CudaError> {
-        let matrix = &self.copies[copy];
-        match matrix.rotation() {
-            Some(rht) if !matrix.fuses_rotation() => {
-                rht.forward(stream, x, batch, RhtOutput::F32(self.rotated.as_mut()))?;
-                matrix.gemv_rotated(stream, self.rotated.as_slice(), y)
-            }
-            _ => matrix.gemv(stream, x, y),
-        }
+        self.copies[copy].gemm(stream, x, batch, y, &mut self.workspace)
     }
 }
