@@ -98,6 +98,7 @@ impl DeviceLinear {
         }
     }
 
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "asked by layers on candle's device"))]
     pub(crate) fn cols(&self) -> usize {
         match self {
             Self::Dense { cols, .. } => *cols,
