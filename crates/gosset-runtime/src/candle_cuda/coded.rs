@@ -52,7 +52,7 @@ impl CodedWeight {
                 smaller => Held::grown(&self.gpu, smaller, self.matrix.needs(), n)?,
             };
             let held = workspaces.entry(key).insert_entry(held).into_mut();
-            self.matrix.forward(&self.gpu, stream, x, n, y, &mut held.workspace)
+            self.matrix.product(&self.gpu, stream, x, n, y, &mut held.workspace)
         })
     }
 }

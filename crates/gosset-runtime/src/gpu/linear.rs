@@ -141,6 +141,20 @@ impl DeviceLinear {
         }
     }
 
+    /// `y = x wᵀ`; `x` is `[batch, cols]` as layers outside of a model have it, `y` `[batch, rows]`.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn product(
+        &self,
+        gpu: &Gpu,
+        stream: StreamRef<'_>,
+        x: DevSlice<'_, f32>,
+        batch: usize,
+        y: DevSliceMut<'_, f32>,
+        ws: &mut Workspace,
+    ) -> Result<(), CudaError> {
+        self.forward(gpu, stream, x, false, batch, y, ws)
+    }
+
     /// `y = x wᵀ`; `x` is `[batch, cols]`, `rotated` already or not, `y` `[batch, rows]`.
     #[expect(clippy::too_many_arguments, reason = "one call site")]
     fn forward(
