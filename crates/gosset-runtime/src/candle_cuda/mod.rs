@@ -43,7 +43,7 @@ enum Weight {
     /// `[out_features, in_features]`.
     Dense(Tensor),
     /// For a kernel of ours.
-    Coded(CodedWeight),
+    Coded(Box<CodedWeight>),
 }
 
 impl CudaLinear {
@@ -54,7 +54,9 @@ impl CudaLinear {
         let on_device = Device::Cuda(device.clone());
         let bias = linear.bias().map(|bias| Tensor::new(bias, &on_device)).transpose()?;
         let weight = match linear {
-            Linear::Coded { weight, .. } => CodedWeight::upload(weight, device)?.map(Weight::Coded),
+            Linear::Coded { weight, .. } => {
+                CodedWeight::upload(weight, device)?.map(|weight| Weight::Coded(Box::new(weight)))
+            }
             _ => None,
         };
         let weight = match weight {

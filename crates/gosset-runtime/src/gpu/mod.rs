@@ -1,6 +1,6 @@
 //! Models on a CUDA device. The driver is found at run time; nothing else of CUDA is needed.
 //!
-//! A [`LanguageModel`](crate::LanguageModel) loaded with [`Device::Gpu`](crate::Device::Gpu) keeps its weights on the device, coded
+//! A [`LanguageModel`](crate::LanguageModel) loaded with [`Device::Gpu`] keeps its weights on the device, coded
 //! ones in their coded form, and does everything that it does on the processor.
 //!
 //! ```no_run
