@@ -204,14 +204,18 @@ fn products_are_in_order_with_candle_s_own_operations() {
 #[test]
 fn h07_threads_share_a_layer() {
     let Some(gpu) = device() else { return };
-    let m = matrix("e8-rice@4", ROWS, 576, None);
-    let on_device = m.linear.to_device(&gpu, DType::F32).unwrap();
-    let x = placed(&normal(576, 4, 1.0), 1, 576, DType::F32, Layout::Plain, &gpu);
-    let run = || on_device.forward(&x).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
-    let alone = run();
-    std::thread::scope(|scope| {
-        for _ in 0..2 {
-            scope.spawn(|| (0..200).for_each(|_| assert_eq!(run(), alone)));
+    for op in ["e8-rice@4", "shift-16@3", "dense"] {
+        let m = matrix(op, ROWS, 896, None);
+        let on_device = m.linear.to_device(&gpu, DType::F32).unwrap();
+        for n in [1, 5] {
+            let x = placed(&normal(n * 896, 4, 1.0), n, 896, DType::F32, Layout::Plain, &gpu);
+            let run = || on_device.forward(&x).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
+            let alone = run();
+            std::thread::scope(|scope| {
+                for _ in 0..2 {
+                    scope.spawn(|| (0..200).for_each(|_| assert_eq!(run(), alone, "{op} batch {n}")));
+                }
+            });
         }
-    });
+    }
 }
