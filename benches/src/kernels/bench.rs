@@ -94,6 +94,8 @@ pub(super) fn run(gpu: &Gpu, args: &Args, report: &mut Report) -> Result<()> {
         if args.wants(Op::Quantize) && (args.check || shape == GAUGE.0 || shapes.len() == 1) {
             quantize::run(&mut bench, shape)?;
         }
+        // What is measured is kept even if a later shape is cut off.
+        super::keep(args, bench.report)?;
     }
     if let Some(path) = &args.container {
         container::run(&mut bench, path, args.container_matrices)?;

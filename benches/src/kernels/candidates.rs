@@ -1,7 +1,5 @@
 //! What is multiplied how: the table of codecs and orders, and the loop over it.
 
-use std::collections::HashMap;
-
 use anyhow::{Context, Result};
 use gosset_codec::{MatrixHeader, Plane, Rht, ShiftOrderKind};
 use gosset_cuda::{CudaError, Gpu};
@@ -29,6 +27,8 @@ pub(super) struct Candidate {
     pub(super) codec: &'static str,
     /// What tells kernels of one codec apart.
     pub(super) variant: &'static str,
+    /// Whether batches above 1 are measured.
+    pub(super) with_batches: bool,
     /// Order of the weights in the streams, for bit-shift trellises.
     pub(super) order: ShiftOrderKind,
     pub(super) build: Build,
@@ -41,6 +41,7 @@ pub(super) fn candidates() -> Vec<Candidate> {
         gemm: Some(Op::RiceGemm),
         codec,
         variant,
+        with_batches: true,
         order: ShiftOrderKind::Rows,
         build,
     };
@@ -49,6 +50,7 @@ pub(super) fn candidates() -> Vec<Candidate> {
         gemm: Some(Op::ShiftGemm),
         codec,
         variant,
+        with_batches: order == ShiftOrderKind::Tiles,
         order,
         build: shift::build,
     };
@@ -67,8 +69,14 @@ pub(super) fn candidates() -> Vec<Candidate> {
     all
 }
 
-/// Blocks that were encoded, by codec, variant and shape of the block.
-pub(super) type Cache = HashMap<(&'static str, &'static str, Shape), Encoded>;
+/// A block that was encoded, and its products with the activations that every shape of its width has.
+pub(super) struct Prepared {
+    encoded: Encoded,
+    references: [Reference; 2],
+}
+
+/// Blocks that were encoded, by codec, order and shape of the block.
+pub(super) type Cache = Vec<((&'static str, ShiftOrderKind, Shape), Prepared)>;
 
 /// Measures every candidate that was asked for on matrices of `shape`.
 pub(super) fn run(bench: &mut Bench<'_>, shape: Shape, cache: &mut Cache) -> Result<()> {
@@ -90,11 +98,18 @@ pub(super) fn n_copies(bench: &Bench<'_>, shape: Shape, n_bytes: usize) -> usize
 fn one(bench: &mut Bench<'_>, shape: Shape, candidate: &Candidate, cache: &mut Cache) -> Result<()> {
     let Candidate { codec, variant, .. } = *candidate;
     let block: Block = bench.block(shape).clone();
-    let key = (codec, variant, Shape { rows: block.rows(), cols: block.cols });
-    let encoded = match cache.entry(key) {
-        std::collections::hash_map::Entry::Occupied(found) => found.into_mut(),
-        std::collections::hash_map::Entry::Vacant(place) => place.insert(bench.encode(codec, candidate.order, &block)?),
+    // Whole matrices that differ in their rows may repeat one block.
+    let key = Shape { rows: block.rows(), cols: block.cols };
+    let prepared = match cache.iter().position(|(known, _)| *known == (codec, candidate.order, key)) {
+        Some(at) => &cache[at].1,
+        None => {
+            let encoded = bench.encode(codec, candidate.order, &block)?;
+            let references = references(bench, shape.cols, &encoded.decoded, None)?;
+            cache.push(((codec, candidate.order, key), Prepared { encoded, references }));
+            &cache[cache.len() - 1].1
+        }
     };
+    let Prepared { encoded, references } = prepared;
     let matrix = encoded.repeated(shape.rows, &block)?;
     let n_bytes: usize = matrix.planes.iter().map(|plane| plane.data.n_bytes()).sum();
     let n_copies = n_copies(bench, shape, n_bytes);
@@ -108,13 +123,12 @@ fn one(bench: &mut Bench<'_>, shape: Shape, candidate: &Candidate, cache: &mut C
     };
     let subject = Subject {
         gemv: candidate.gemv,
-        gemm: candidate.gemm,
+        gemm: candidate.gemm.filter(|_| candidate.with_batches || bench.args.check),
         codec,
         variant,
         payload_bps: encoded.payload_bps,
         mse: encoded.mse,
-        weights: &encoded.decoded,
-        rht: None,
+        references,
     };
     measure(bench, shape, &subject, &mut *product)
 }
@@ -130,10 +144,27 @@ pub(super) struct Subject<'a> {
     pub(super) variant: &'a str,
     pub(super) payload_bps: f64,
     pub(super) mse: f64,
-    /// Dequantized rows that the matrix repeats.
-    pub(super) weights: &'a [f32],
-    /// The rotation of activations, if those rows are in the rotated frame.
-    pub(super) rht: Option<&'a Rht>,
+    /// What [`references`] found.
+    pub(super) references: &'a [Reference; 2],
+}
+
+/// Products of the activations, plain and with outliers, with the dequantized rows that a matrix repeats; `rht` is the rotation
+/// of activations if those rows are in the rotated frame.
+pub(super) fn references(
+    bench: &Bench<'_>,
+    cols: usize,
+    weights: &[f32],
+    rht: Option<&Rht>,
+) -> Result<[Reference; 2]> {
+    let most = bench.args.batches()?.last().copied().unwrap_or(1);
+    let x = bench.activations(cols, most);
+    let outliers = product::with_outliers(&x);
+    Ok([x, outliers].map(|mut x| {
+        if let Some(rht) = rht {
+            rht.forward_rows(&mut x);
+        }
+        Reference::new(weights, cols, &x)
+    }))
 }
 
 /// Checks and times a product at every batch that was asked for.
@@ -149,21 +180,15 @@ pub(super) fn measure(
     let Some(&most) = batches.last() else { return Ok(()) };
     let x = bench.activations(shape.cols, most);
     let outliers = product::with_outliers(&x);
-    let [reference, hard] = [&x, &outliers].map(|x| {
-        let mut x = x.clone();
-        if let Some(rht) = subject.rht {
-            rht.forward_rows(&mut x);
-        }
-        Reference::new(subject.weights, shape.cols, &x)
-    });
+    let [reference, hard] = subject.references;
     for batch in batches {
         let Some(op) = (if batch == 1 { Some(subject.gemv) } else { subject.gemm }) else { continue };
         if !bench.args.wants(op) {
             continue;
         }
         let (x, outliers) = (&x[..batch * shape.cols], &outliers[..batch * shape.cols]);
-        let mut rel_err = product::check(bench.gpu, &bench.stream, product, shape, x, &reference)?;
-        rel_err = rel_err.max(product::check(bench.gpu, &bench.stream, product, shape, outliers, &hard)?);
+        let mut rel_err = product::check(bench.gpu, &bench.stream, product, shape, x, reference)?;
+        rel_err = rel_err.max(product::check(bench.gpu, &bench.stream, product, shape, outliers, hard)?);
         let valid = bench.judge(&format!("{} {codec} {variant} {shape} batch {batch}", op.name()), rel_err, MAX_REL_ERR);
         let entry = Entry {
             op,

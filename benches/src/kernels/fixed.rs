@@ -10,7 +10,7 @@ use half::f16;
 
 use super::args::{Op, Shape};
 use super::bench::Bench;
-use super::candidates::{Subject, measure, n_copies};
+use super::candidates::{Subject, measure, n_copies, references};
 use super::product::Product;
 
 /// Most activations of one product.
@@ -63,6 +63,7 @@ fn one(bench: &mut Bench<'_>, shape: Shape, codec: &str, bits: FixedBits) -> Res
         rotated: gpu.alloc(MAX_BATCH * shape.cols)?,
         x_scales: gpu.alloc(MAX_BATCH)?,
     };
+    let references = references(bench, shape.cols, &weights, Some(&rht))?;
     let subject = Subject {
         gemv: Op::FixedGemv,
         gemm: Some(Op::FixedGemv),
@@ -70,8 +71,7 @@ fn one(bench: &mut Bench<'_>, shape: Shape, codec: &str, bits: FixedBits) -> Res
         variant: "",
         payload_bps: bits.bits().into(),
         mse: noise / signal,
-        weights: &weights,
-        rht: Some(&rht),
+        references: &references,
     };
     measure(bench, shape, &subject, &mut product)
 }

@@ -55,7 +55,8 @@ pub fn run(args: &Args) -> Result<bool> {
         method: timing::METHOD.to_owned(),
         copy_gbps: None,
         torch,
-        valid: true,
+        // Until it is whole.
+        valid: false,
         problems: Vec::new(),
         rows: Vec::new(),
         container: Vec::new(),
@@ -74,12 +75,16 @@ pub fn run(args: &Args) -> Result<bool> {
         }
     }
     report.valid = report.problems.is_empty();
-    if let Some(json) = &args.json {
-        let text = serde_json::to_string_pretty(&report)? + "\n";
-        fs::write(json, text).with_context(|| format!("--json {}", json.display()))?;
-    }
+    keep(args, &report)?;
     print(&table::render(&report))?;
     Ok(report.valid)
+}
+
+/// Writes the report as far as it is.
+fn keep(args: &Args, report: &Report) -> Result<()> {
+    let Some(json) = &args.json else { return Ok(()) };
+    let text = serde_json::to_string_pretty(report)? + "\n";
+    fs::write(json, text).with_context(|| format!("--json {}", json.display()))
 }
 
 fn read_torch(path: &Path) -> Result<Torch> {

@@ -12,6 +12,10 @@ const MIN_OPS: usize = 48;
 pub(super) const LAYERS: usize = 8;
 /// Replays before the first that counts.
 const WARM_UP: usize = 3;
+/// Microseconds that all replays of a graph may take together, unless they would be fewer than `MIN_REPLAYS`.
+const BUDGET_US: f64 = 80e3;
+/// Replays that are always made.
+const MIN_REPLAYS: usize = 7;
 
 /// How times are taken, in words.
 pub(super) const METHOD: &str = "a CUDA graph of at least 48 operations over at least 4 copies of the matrix that take \
@@ -92,16 +96,22 @@ pub(super) fn layered(
         })
     });
     let graphs: Vec<Graph> = graphs.collect::<Result<_, _>>()?;
-    let replays = replays.next_multiple_of(graphs.len());
+    let replays = replays.max(graphs.len());
     Ok(Timing::of(replay(gpu, stream, &graphs, replays)?, LAYERS))
 }
 
 /// Microseconds of each replay, the graphs in turn.
 fn replay(gpu: &Gpu, stream: &Stream, graphs: &[Graph], replays: usize) -> Result<Vec<f64>, CudaError> {
-    let events = (0..2 * replays).map(|_| Event::new(gpu)).collect::<Result<Vec<_>, _>>()?;
     let turn = |i: usize| graphs[i % graphs.len()].launch(stream.as_ref());
-    (0..WARM_UP.max(graphs.len())).try_for_each(turn)?;
+    let n_warm = WARM_UP.max(graphs.len());
+    let (start, end) = (Event::new(gpu)?, Event::new(gpu)?);
+    start.record(stream.as_ref())?;
+    (0..n_warm).try_for_each(turn)?;
+    end.record(stream.as_ref())?;
     stream.synchronize()?;
+    let fit = BUDGET_US * n_warm as f64 / end.elapsed_us(&start)?.max(1.0);
+    let replays = replays.min((fit as usize).max(MIN_REPLAYS));
+    let events = (0..2 * replays).map(|_| Event::new(gpu)).collect::<Result<Vec<_>, _>>()?;
     for (i, pair) in events.chunks_exact(2).enumerate() {
         pair[0].record(stream.as_ref())?;
         turn(i)?;
