@@ -39,8 +39,7 @@ __device__ __forceinline__ void attend_split(const ModelAttendParams& p) {
     const unsigned tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
     const unsigned quarter = tid & 3, k_row = tid >> 2, slice = tid / (WIDTH / 2), column = tid % (WIDTH / 2) * 2;
 
-    wait_for_predecessor();
-    let_successor_start();
+    // The position is older than the predecessor, and so are all keys and values but the newest.
     const unsigned len = min(*p.position + row + 1, p.capacity);
     const unsigned span = max(p.min_span, ((len + gridDim.x - 1) / gridDim.x + kRound - 1) / kRound * kRound);
     const unsigned active = (len + span - 1) / span;
@@ -50,6 +49,13 @@ __device__ __forceinline__ void attend_split(const ModelAttendParams& p) {
     const size_t base = static_cast<size_t>(kv_head) * p.capacity * p.head_stride;
     const C* keys = reinterpret_cast<const C*>(p.keys) + base;
     const C* values = reinterpret_cast<const C*>(p.values) + base;
+    const size_t span_bytes = static_cast<size_t>(end - begin) * p.head_stride * sizeof(C);
+    for (size_t at = tid * 128; at < span_bytes && at < T * 256; at += T * 128) {
+        prefetch_l2(reinterpret_cast<const char*>(keys + static_cast<size_t>(begin) * p.head_stride) + at);
+        prefetch_l2(reinterpret_cast<const char*>(values + static_cast<size_t>(begin) * p.head_stride) + at);
+    }
+    wait_for_predecessor();
+    let_successor_start();
     Raw<C> k[kChunks];
     RawPair<C> v[kRows];
     auto load_keys = [&](unsigned t0) {

@@ -116,7 +116,18 @@ __device__ __forceinline__ void gemv(const ModelDenseParams& p) {
     };
     if (p.cols % 8 == 0) {
         unsigned k = lane * 8;
-        bool waited = false;
+        // Weights are on their way to the second-level cache before the activations are there. Loads proper would not do: the
+        // assembler moves them behind the wait.
+        if (lane % (16 / sizeof(Weight)) == 0) {
+#pragma unroll
+            for (int u = 0; u < UNROLL; ++u) {
+#pragma unroll
+                for (int r = 0; r < ROWS; ++r) {
+                    if (k + u * 256 < p.cols) prefetch_l2(weights[r] + k + u * 256);
+                }
+            }
+        }
+        wait_for_predecessor();
         for (; k + (UNROLL - 1) * 256 < p.cols; k += UNROLL * 256) {
             Packed<Weight> packed[UNROLL][ROWS];
 #pragma unroll
@@ -124,13 +135,9 @@ __device__ __forceinline__ void gemv(const ModelDenseParams& p) {
 #pragma unroll
                 for (int r = 0; r < ROWS; ++r) packed[u][r].load(weights[r] + k + u * 256);
             }
-            // Weights are under way before the activations are there.
-            if (!waited) wait_for_predecessor();
-            waited = true;
 #pragma unroll
             for (int u = 0; u < UNROLL; ++u) add(packed[u], k + u * 256);
         }
-        if (!waited) wait_for_predecessor();
         let_successor_start();
         for (; k < p.cols; k += 256) {
             Packed<Weight> packed[ROWS];

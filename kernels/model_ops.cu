@@ -150,6 +150,10 @@ extern "C" __global__ void __launch_bounds__(1024) model_rmsnorm(const __grid_co
     float* out = p.out + at;
     const float* delta = p.delta ? p.delta + at : nullptr;
     const unsigned vectors = p.cols % 4 == 0 ? p.cols / 4 : 0;
+    // The weights of a layer are long gone from the second-level cache when its turn comes again.
+    for (unsigned i = threadIdx.x * 32; i < p.cols; i += blockDim.x * 32) prefetch_l2(p.weight + i);
+    wait_for_predecessor();
+    let_successor_start();
     float4 held[kHeld], weight[kHeld];
 #pragma unroll
     for (int j = 0; j < kHeld; ++j) {
@@ -158,8 +162,6 @@ extern "C" __global__ void __launch_bounds__(1024) model_rmsnorm(const __grid_co
         if (i < vectors && p.delta_bias) held[j] = reinterpret_cast<const float4*>(p.delta_bias)[i];
         else held[j] = float4{};
     }
-    wait_for_predecessor();
-    let_successor_start();
     float sum = 0.0f;
 #pragma unroll
     for (int j = 0; j < kHeld; ++j) {

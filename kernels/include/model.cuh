@@ -14,3 +14,8 @@ __device__ __forceinline__ void let_successor_start() {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
+
+// Brings the 128 bytes around `p` to the second-level cache; also ahead of wait_for_predecessor.
+__device__ __forceinline__ void prefetch_l2(const void* p) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+}

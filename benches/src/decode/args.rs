@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use anyhow::{Context as _, Result};
 use clap::Parser;
-use gosset_codec::CodecSpec;
+use gosset_codec::{CodecSpec, SchemeSpec, ShiftOrderKind};
 use gosset_runtime::gpu::RandomWeights;
 use serde::Serialize;
 
@@ -43,7 +43,14 @@ impl Weights {
     pub(super) fn random(&self) -> Result<RandomWeights> {
         Ok(match self {
             Weights::Bf16 => RandomWeights::Bf16,
-            Weights::Codec(text) => RandomWeights::Coded(CodecSpec::parse(text)?),
+            Weights::Codec(text) => {
+                let mut spec = CodecSpec::parse(text)?;
+                // Tiles are the order for devices: the same rate without the histories that rows need there.
+                if let SchemeSpec::Shift { order, .. } = &mut spec.scheme {
+                    *order = ShiftOrderKind::Tiles;
+                }
+                RandomWeights::Coded(spec)
+            }
         })
     }
 }

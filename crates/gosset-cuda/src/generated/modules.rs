@@ -84,6 +84,8 @@ pub(crate) enum Module {
     RiceGemvK3,
     /// `rice_gemv.cu -DK=4`
     RiceGemvK4,
+    /// `rice_lanes.cu`
+    RiceLanes,
     /// `shift_pack.cu`
     ShiftPack,
     /// `shift_any.cu`
@@ -94,18 +96,24 @@ pub(crate) enum Module {
     ShiftGemvK2,
     /// `shift_gemv.cu -DBITS=2 -DWIDE=1`
     ShiftGemvK2Wide,
+    /// `shift_few.cu -DBITS=2`
+    ShiftFewK2,
     /// `shift_gemm.cu -DBITS=2 -DWIDE=0`
     ShiftGemmK2,
     /// `shift_gemv.cu -DBITS=3 -DWIDE=0`
     ShiftGemvK3,
     /// `shift_gemv.cu -DBITS=3 -DWIDE=1`
     ShiftGemvK3Wide,
+    /// `shift_few.cu -DBITS=3`
+    ShiftFewK3,
     /// `shift_gemm.cu -DBITS=3 -DWIDE=0`
     ShiftGemmK3,
     /// `shift_gemv.cu -DBITS=4 -DWIDE=0`
     ShiftGemvK4,
     /// `shift_gemv.cu -DBITS=4 -DWIDE=1`
     ShiftGemvK4Wide,
+    /// `shift_few.cu -DBITS=4`
+    ShiftFewK4,
     /// `shift_gemm.cu -DBITS=4 -DWIDE=0`
     ShiftGemmK4,
     /// `fixed.cu -DBITS=2`
@@ -145,17 +153,21 @@ impl Module {
         Module::RiceGemvK2,
         Module::RiceGemvK3,
         Module::RiceGemvK4,
+        Module::RiceLanes,
         Module::ShiftPack,
         Module::ShiftAny,
         Module::ShiftPrepare,
         Module::ShiftGemvK2,
         Module::ShiftGemvK2Wide,
+        Module::ShiftFewK2,
         Module::ShiftGemmK2,
         Module::ShiftGemvK3,
         Module::ShiftGemvK3Wide,
+        Module::ShiftFewK3,
         Module::ShiftGemmK3,
         Module::ShiftGemvK4,
         Module::ShiftGemvK4Wide,
+        Module::ShiftFewK4,
         Module::ShiftGemmK4,
         Module::FixedK2,
         Module::FixedK4,
@@ -192,17 +204,21 @@ impl Module {
             Module::RiceGemvK2 => "rice_gemv_k2",
             Module::RiceGemvK3 => "rice_gemv_k3",
             Module::RiceGemvK4 => "rice_gemv_k4",
+            Module::RiceLanes => "rice_lanes",
             Module::ShiftPack => "shift_pack",
             Module::ShiftAny => "shift_any",
             Module::ShiftPrepare => "shift_prepare",
             Module::ShiftGemvK2 => "shift_gemv_k2",
             Module::ShiftGemvK2Wide => "shift_gemv_k2_wide",
+            Module::ShiftFewK2 => "shift_few_k2",
             Module::ShiftGemmK2 => "shift_gemm_k2",
             Module::ShiftGemvK3 => "shift_gemv_k3",
             Module::ShiftGemvK3Wide => "shift_gemv_k3_wide",
+            Module::ShiftFewK3 => "shift_few_k3",
             Module::ShiftGemmK3 => "shift_gemm_k3",
             Module::ShiftGemvK4 => "shift_gemv_k4",
             Module::ShiftGemvK4Wide => "shift_gemv_k4_wide",
+            Module::ShiftFewK4 => "shift_few_k4",
             Module::ShiftGemmK4 => "shift_gemm_k4",
             Module::FixedK2 => "fixed_k2",
             Module::FixedK4 => "fixed_k4",
@@ -326,6 +342,9 @@ impl Module {
             Module::RiceGemvK4 => &[
                 Entry { name: "rice_gemv", param_bytes: 120 },
             ],
+            Module::RiceLanes => &[
+                Entry { name: "rice_lanes", param_bytes: 88 },
+            ],
             Module::ShiftPack => &[
                 Entry { name: "shift_pack", param_bytes: 56 },
                 Entry { name: "shift_random", param_bytes: 24 },
@@ -349,6 +368,10 @@ impl Module {
             Module::ShiftGemvK2Wide => &[
                 Entry { name: "shift_gemv_quantiles_tiles", param_bytes: 160 },
             ],
+            Module::ShiftFewK2 => &[
+                Entry { name: "shift_few_quantiles", param_bytes: 80 },
+                Entry { name: "shift_few_pairs", param_bytes: 80 },
+            ],
             Module::ShiftGemmK2 => &[
                 Entry { name: "shift_gemm_8_quantiles_tiles", param_bytes: 112 },
                 Entry { name: "shift_gemm_8_pairs_tiles", param_bytes: 112 },
@@ -364,6 +387,10 @@ impl Module {
             Module::ShiftGemvK3Wide => &[
                 Entry { name: "shift_gemv_quantiles_tiles", param_bytes: 160 },
             ],
+            Module::ShiftFewK3 => &[
+                Entry { name: "shift_few_quantiles", param_bytes: 80 },
+                Entry { name: "shift_few_pairs", param_bytes: 80 },
+            ],
             Module::ShiftGemmK3 => &[
                 Entry { name: "shift_gemm_8_quantiles_tiles", param_bytes: 112 },
                 Entry { name: "shift_gemm_8_pairs_tiles", param_bytes: 112 },
@@ -378,6 +405,10 @@ impl Module {
             ],
             Module::ShiftGemvK4Wide => &[
                 Entry { name: "shift_gemv_quantiles_tiles", param_bytes: 160 },
+            ],
+            Module::ShiftFewK4 => &[
+                Entry { name: "shift_few_quantiles", param_bytes: 80 },
+                Entry { name: "shift_few_pairs", param_bytes: 80 },
             ],
             Module::ShiftGemmK4 => &[
                 Entry { name: "shift_gemm_8_quantiles_tiles", param_bytes: 112 },
@@ -423,13 +454,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "642307b14ad38a28781a6ccd2d865ff1b25acc6cd38069bd50618536e7971a28",
+                    hash: "6591336362f5d285397afc59d7f2e06ff971c5ca406f16b11df26248dca51643",
                     ptx: include_str!("../../ptx/model_ops.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "ab91cc56d9e19166b0d27c12d7c85f8e018fc6683439584f6b6e9d32ccd3a7e5",
+                    hash: "ea248c9c90772b3afe7dcc2ae40a1081a711252bbbd274a46dcf0af25a1f27df",
                     ptx: include_str!("../../ptx/model_ops.sm_90a.ptx"),
                 },
             ],
@@ -437,13 +468,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "61a4b7e8e342fc32d74bef1845df5da2174ee0766cb4ba8ace5c412116f50604",
+                    hash: "655a415b8340fb57ea7c95c2af00242742fdc22465e16b45fd221e3e3f0c1671",
                     ptx: include_str!("../../ptx/model_attend_f16.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "ea150e54419d08eaa2a02f81b0cbe08502bbea2d5f8e1792da51f4ce40d8e22f",
+                    hash: "279acc5ffea5447c60b4a9300dc00a61f8ae976c09f8e1770ffb77ee03228f6a",
                     ptx: include_str!("../../ptx/model_attend_f16.sm_90a.ptx"),
                 },
             ],
@@ -451,7 +482,7 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "7eaf48358c9f02d2fb12a6777f16963c5cac2081fcaed038f19d16e072e47970",
+                    hash: "c0c87a9481bbb576e3e67b986b282fb8299d9be6085db2633faaadec00f1eada",
                     ptx: include_str!("../../ptx/model_attend_f32.sm_80.ptx"),
                 },
             ],
@@ -475,7 +506,7 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "55aa632254e7a79097625754c1a15672f0a22278a3dd4c62283c8457ff4973c0",
+                    hash: "35f4f5b3530bfd9e4592e49660292ee5e45457cc6ad7cc367105c88530ceaf28",
                     ptx: include_str!("../../ptx/model_dense_f32.sm_80.ptx"),
                 },
             ],
@@ -483,13 +514,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "223d055442dc801c4523b303cb839c61e4ba61e9f0b321d58bea4454dc735802",
+                    hash: "7486c1feba9e36b4d6932ec0d36042588178ea207b36ad3bc609c5d83590ab51",
                     ptx: include_str!("../../ptx/model_dense_f16.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "f587746bca88f16acf81fe3f838055e255d5dc2789887e0b82a128fe9638239a",
+                    hash: "374ba7378abd0aa2374dd826836967ecae3d3e0131658642d19ed084264d6ad2",
                     ptx: include_str!("../../ptx/model_dense_f16.sm_90a.ptx"),
                 },
             ],
@@ -497,13 +528,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "c3eecac8202d6e76ffe8ff95a0fa6a404caa49cd15c6d2282717f86325b58089",
+                    hash: "77a33bec2ef511cec08b7d64dc1abc19884cf428f128943048d436d13be51b0d",
                     ptx: include_str!("../../ptx/model_dense_bf16.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "0aff80157560bab4045841559dfd4eef91213157ae1a988705d2c9aef3a407d7",
+                    hash: "3098e8b6eadfafff83353d09cd251b839f934824bde5910dee038c77bd5b01ca",
                     ptx: include_str!("../../ptx/model_dense_bf16.sm_90a.ptx"),
                 },
             ],
@@ -511,7 +542,7 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "45fdebd587b0c45d676056f0cd840b1ccbb1cc124aa1831dea431b94ced650e2",
+                    hash: "d5ff83375d31725daba98efc6ce62c56bd200522c87de8efcc11745d1c966d39",
                     ptx: include_str!("../../ptx/model_batch_f32.sm_80.ptx"),
                 },
             ],
@@ -519,7 +550,7 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "0ab2b3e5e2a3a3cd8b2e7e99ffe2c53c13113298fe690a552d25f9eb91afccec",
+                    hash: "404c30508f4f938e95697739634480d6509f52fdd8f88c5db103d4e91cc3e88b",
                     ptx: include_str!("../../ptx/model_batch_f16.sm_80.ptx"),
                 },
             ],
@@ -527,7 +558,7 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "e6a265449735c7d52998120dccf60fb6c331d7cf111bf1ca9a10aca02bd3e536",
+                    hash: "76034d999287132e26898ac5a8442c5ac719a0bddef4c6de32b6f62b6b2202a6",
                     ptx: include_str!("../../ptx/model_batch_bf16.sm_80.ptx"),
                 },
             ],
@@ -597,7 +628,7 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "6e86416e10b4fde54796036e37bffef259741a5be923a518d4e7535cccde00ac",
+                    hash: "f1af3f5ef8af81a824ea4fc689574c5ea4f75c2665c6dd22f3f4f3b4edecbdea",
                     ptx: include_str!("../../ptx/viterbi_s4.sm_80.ptx"),
                 },
             ],
@@ -605,7 +636,7 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "f3a1ef564d8bea55d928ac07daf97d00da326c05bf7aa0261c4d7d6bd6fda416",
+                    hash: "045aaad4cbd5392ad1448fba3564feac083ce0470608ce906a259e40d104daf2",
                     ptx: include_str!("../../ptx/viterbi_s5.sm_80.ptx"),
                 },
             ],
@@ -613,7 +644,7 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "de0d6ed493d96df17cf8f8e5ec1bc43f1a8089f93ddb14b6a4d9e457f5d681c4",
+                    hash: "178c80005bc010931a2d05da8d65fdcd83286aef0d5522da53f840f3d00d30ff",
                     ptx: include_str!("../../ptx/viterbi_s6.sm_80.ptx"),
                 },
             ],
@@ -621,7 +652,7 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "1fb63e1f90e23a25f9c7500eb4c320016bf9ee74148e22cda2860df495fe880f",
+                    hash: "b46f9ba02c7af4b4f8f84169ba21cbb73e0363a610ea2e13dd50d210d3d65875",
                     ptx: include_str!("../../ptx/viterbi_s8.sm_80.ptx"),
                 },
             ],
@@ -689,6 +720,14 @@ impl Module {
                     ptx: include_str!("../../ptx/rice_gemv_k4.sm_90a.ptx"),
                 },
             ],
+            Module::RiceLanes => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "49be41af29619fb41088a50e54840eda6d479ea423b3cf638da79911b45dd6b9",
+                    ptx: include_str!("../../ptx/rice_lanes.sm_80.ptx"),
+                },
+            ],
             Module::ShiftPack => &[
                 Image {
                     target: "sm_80",
@@ -723,13 +762,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "f32008ca4d2cea82eaa8b84e5ae3db989ed76fe77bfb99e5a27bde7775d30032",
+                    hash: "13ce6f9ff82c60cb18c77c14dea22893839c71881a0c9d91ef17a559fce94a10",
                     ptx: include_str!("../../ptx/shift_gemv_k2.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "49ffe1fba91bdaf5a530e7dbd19b0207ddfff78ea59daf4c079235726a27e213",
+                    hash: "4d240867f5fed56d058e9e99efb1386ad03fc573ddc2b975644639d41ddcbe65",
                     ptx: include_str!("../../ptx/shift_gemv_k2.sm_90a.ptx"),
                 },
             ],
@@ -737,27 +776,41 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "a9b8665e6d62dad0dec937f3056dc9f60ac4e0f6e0df05c799c820b9ba7a9376",
+                    hash: "5d5bd1d4dc5ff1c49d524f772cf8f4b0c5353a7d5504eaa15210d8f97b35ecaf",
                     ptx: include_str!("../../ptx/shift_gemv_k2_wide.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "126931cc4c61d4dd56d1e601e4ab3c3ce7bbc7c80e9f01f7303f1ef41d9f390f",
+                    hash: "3eacb131d4e629211debdef33412e10c8e4d6e039c07463e31e5d9dc666255f5",
                     ptx: include_str!("../../ptx/shift_gemv_k2_wide.sm_90a.ptx"),
+                },
+            ],
+            Module::ShiftFewK2 => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "b7e22e760e2492789e23948e369f617a2e68082383da06ca5ff6aa1e65565060",
+                    ptx: include_str!("../../ptx/shift_few_k2.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "7cb2a1bcdff89ab5d2bfdf455536d393af6afa3646f17951b75e76ae7fbf6bde",
+                    ptx: include_str!("../../ptx/shift_few_k2.sm_90a.ptx"),
                 },
             ],
             Module::ShiftGemmK2 => &[
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "3468e337db8a1662d13073feb5f0b18608285670e321304cc5c7e1901dcc7578",
+                    hash: "bc1da5b6fe11342727cd407397a52f7882ac9b0410c603f7b33c45f3b13b88d4",
                     ptx: include_str!("../../ptx/shift_gemm_k2.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "03a2fdb88eec9ef86841586bd949efa6ea56cbddc36d265ef5c5df931a359f79",
+                    hash: "b586a307833630e9bff069b7dad1a7e27382dc5d76d9200f4fed89461ba41210",
                     ptx: include_str!("../../ptx/shift_gemm_k2.sm_90a.ptx"),
                 },
             ],
@@ -765,13 +818,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "15584b5d1f2b1ef27ea5c7a81dc7d8cfc6929f93d7208224d09af7da60b0da39",
+                    hash: "e09e4785c37631671e8ebb109e39a902d7eb93829f2695b44ff1167d46bed627",
                     ptx: include_str!("../../ptx/shift_gemv_k3.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "019cc6e47d0e99d60a43af959572c63cebd7932e09b68c13ef944d898823aaaf",
+                    hash: "f7e3c42fce5e6dbbd780f22cd38835ec5c1f5478c12bf1f75a7d3886e4f49a5f",
                     ptx: include_str!("../../ptx/shift_gemv_k3.sm_90a.ptx"),
                 },
             ],
@@ -779,27 +832,41 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "5c6d195ec1e78d5280ad019e1c183b0673ceba7124323cae7d3bbd9d9b4f0b40",
+                    hash: "d87b9ccb1d5b94649e5c993b9763aed41967de7a0dfd6f771d7844f84208b246",
                     ptx: include_str!("../../ptx/shift_gemv_k3_wide.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "3025e57fe9ddc1f43eb1b4828a9c509270054780527b0c543435431cabc414b1",
+                    hash: "49a5c308c49ff11de3a09666cbef5bfbabd7257bbaabd8b56f1a881c2b7d8661",
                     ptx: include_str!("../../ptx/shift_gemv_k3_wide.sm_90a.ptx"),
+                },
+            ],
+            Module::ShiftFewK3 => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "430c231a62edf7279a1566105013ef826a8f01aeeafc7401f6ec63a7cd9a07f7",
+                    ptx: include_str!("../../ptx/shift_few_k3.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "d0c585771dbc61c24342aaaccf71277adaa2fe2c4b322fe3b293bd906cebad9e",
+                    ptx: include_str!("../../ptx/shift_few_k3.sm_90a.ptx"),
                 },
             ],
             Module::ShiftGemmK3 => &[
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "daa11b82ead56415c7beee7f8c8892717e9432dd8a48d33a170a5481641b7005",
+                    hash: "806706690e216ab2b2bd358976d32887826653aa055d55b7c280d1b102b9f1fc",
                     ptx: include_str!("../../ptx/shift_gemm_k3.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "81f522d22db7cec300fbbdac2d67873e862e3fe99b81bd98ce23f1fa60deb5b7",
+                    hash: "1c18c7c4d0b8118446b0cfd37328f627ad1b74041abc6803de35bee5ff8930d3",
                     ptx: include_str!("../../ptx/shift_gemm_k3.sm_90a.ptx"),
                 },
             ],
@@ -807,13 +874,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "5e0b0d763bfd05742c61c322c6226af9e030270bd97637c35c4fdf9fcdb26fe1",
+                    hash: "c292b44892522c5666b9df7ab2afaf7ff5c7e3f9311c23a06cebdcd6173014b4",
                     ptx: include_str!("../../ptx/shift_gemv_k4.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "30e34c79c11b005188721fc18fbeee0b52752b0d5d03195cefed9c6c747f7611",
+                    hash: "cc75b32465a36e7525c0118a4a1d6ebdcef37f53113a530bb3e61510e22520ce",
                     ptx: include_str!("../../ptx/shift_gemv_k4.sm_90a.ptx"),
                 },
             ],
@@ -821,27 +888,41 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "b5543cd48622e6d1fef3f30e58c92c45ae47ded9e37dcdc9a2a2281b693a6afe",
+                    hash: "24bacd3e630f47e7a8ffee9e418b6aab3d5d3a8232141537130978eeea0b806f",
                     ptx: include_str!("../../ptx/shift_gemv_k4_wide.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "ffc8f3c21c6c3847db62baeaae14721ddab6bb0cefe507d88184e88c514ba138",
+                    hash: "34e99ee538216667b5931bd511f0eb7673fb8e203285bb8932341d3ff0a7d971",
                     ptx: include_str!("../../ptx/shift_gemv_k4_wide.sm_90a.ptx"),
+                },
+            ],
+            Module::ShiftFewK4 => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "4b0c69523a483ad721d95d37dcb5ec41fee94b51280ef976492f29e69baa4dfb",
+                    ptx: include_str!("../../ptx/shift_few_k4.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "06c2ca86850191ded6e702b5dcb30c597d527b3414e93978f3832447882725ec",
+                    ptx: include_str!("../../ptx/shift_few_k4.sm_90a.ptx"),
                 },
             ],
             Module::ShiftGemmK4 => &[
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "526e02f7fdda72d13dd7763c7a70bbb064810ee319c324568090dae35eae61c5",
+                    hash: "c5b9be24080c09eb912fbd9c34b425933dc4b3624392844b5bdee0ef1d34a776",
                     ptx: include_str!("../../ptx/shift_gemm_k4.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "058ace31a1081c645722642146da80908da000be71689d10fcdc4af7f63627e6",
+                    hash: "360222eb26287a06f1b8ac5c6a3e6a92120dee181bfcf6aa1785dc338b4cc305",
                     ptx: include_str!("../../ptx/shift_gemm_k4.sm_90a.ptx"),
                 },
             ],

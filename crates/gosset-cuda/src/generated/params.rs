@@ -1022,6 +1022,59 @@ const _: () = assert!(offset_of!(RiceGemvParams, step) == 116);
 // SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
 unsafe impl Params for RiceGemvParams {}
 
+/// Products with E8 points from interleaved streams of Rice codes.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct RiceLanesParams {
+    /// `const uint32_t*`: `[row0[tasks], 32]`, bits reversed
+    pub(crate) words: u64,
+    /// `const uint32_t*`: first row of `words` of each task, and the end
+    pub(crate) row0: u64,
+    /// `const uint32_t*`: 16384 entries: two symbols by window
+    pub(crate) table: u64,
+    /// `const float*`: `[cols]`
+    pub(crate) x: u64,
+    /// `const uint16_t*`: `[rows]`, bf16
+    pub(crate) scales: u64,
+    /// `float*`: `[rows]`
+    pub(crate) y: u64,
+    /// `float*`: `[n_segments, 32 n_groups]`, scratch
+    pub(crate) partial: u64,
+    /// `uint32_t*`: `[n_groups]`, zero between launches
+    pub(crate) counters: u64,
+    /// `rows`
+    pub(crate) rows: u32,
+    /// 512 n_segments
+    pub(crate) cols: u32,
+    /// of 32 rows
+    pub(crate) n_groups: u32,
+    /// of 512 columns
+    pub(crate) n_segments: u32,
+    /// parameter of the code, at most 5
+    pub(crate) k: u32,
+    /// `step`
+    pub(crate) step: f32,
+}
+
+const _: () = assert!(size_of::<RiceLanesParams>() == 88);
+const _: () = assert!(offset_of!(RiceLanesParams, words) == 0);
+const _: () = assert!(offset_of!(RiceLanesParams, row0) == 8);
+const _: () = assert!(offset_of!(RiceLanesParams, table) == 16);
+const _: () = assert!(offset_of!(RiceLanesParams, x) == 24);
+const _: () = assert!(offset_of!(RiceLanesParams, scales) == 32);
+const _: () = assert!(offset_of!(RiceLanesParams, y) == 40);
+const _: () = assert!(offset_of!(RiceLanesParams, partial) == 48);
+const _: () = assert!(offset_of!(RiceLanesParams, counters) == 56);
+const _: () = assert!(offset_of!(RiceLanesParams, rows) == 64);
+const _: () = assert!(offset_of!(RiceLanesParams, cols) == 68);
+const _: () = assert!(offset_of!(RiceLanesParams, n_groups) == 72);
+const _: () = assert!(offset_of!(RiceLanesParams, n_segments) == 76);
+const _: () = assert!(offset_of!(RiceLanesParams, k) == 80);
+const _: () = assert!(offset_of!(RiceLanesParams, step) == 84);
+
+// SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
+unsafe impl Params for RiceLanesParams {}
+
 /// `y = scales * step * (W (R x))`, one activation (shift_gemv.cu).
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
@@ -1042,9 +1095,9 @@ pub(crate) struct ShiftGemvParams {
     pub(crate) scales: u64,
     /// `void*`: `[rows]`
     pub(crate) y: u64,
-    /// words from one row tile of a warp to the next
+    /// bytes from one row tile of a warp to the next
     pub(crate) tile_step: u64,
-    /// the same for histories
+    /// the same for histories, in words
     pub(crate) history_step: u64,
     /// `rows`
     pub(crate) rows: u32,
@@ -1068,6 +1121,8 @@ pub(crate) struct ShiftGemvParams {
     pub(crate) extra_tiles: u32,
     /// row tiles of a block, rounded up
     pub(crate) max_tiles: u32,
+    /// bytes from the sums of one row tile of a warp to the next
+    pub(crate) sum_step: u32,
     /// multiplier, shifted
     pub(crate) m0: u32,
     /// multiplier of the second weight, shifted
@@ -1108,14 +1163,15 @@ const _: () = assert!(offset_of!(ShiftGemvParams, part_units) == 108);
 const _: () = assert!(offset_of!(ShiftGemvParams, min_tiles) == 112);
 const _: () = assert!(offset_of!(ShiftGemvParams, extra_tiles) == 116);
 const _: () = assert!(offset_of!(ShiftGemvParams, max_tiles) == 120);
-const _: () = assert!(offset_of!(ShiftGemvParams, m0) == 124);
-const _: () = assert!(offset_of!(ShiftGemvParams, m1) == 128);
-const _: () = assert!(offset_of!(ShiftGemvParams, step) == 132);
-const _: () = assert!(offset_of!(ShiftGemvParams, x_type) == 136);
-const _: () = assert!(offset_of!(ShiftGemvParams, y_type) == 140);
-const _: () = assert!(offset_of!(ShiftGemvParams, x_vector) == 144);
-const _: () = assert!(offset_of!(ShiftGemvParams, rotation) == 148);
-const _: () = assert!(offset_of!(ShiftGemvParams, add) == 152);
+const _: () = assert!(offset_of!(ShiftGemvParams, sum_step) == 124);
+const _: () = assert!(offset_of!(ShiftGemvParams, m0) == 128);
+const _: () = assert!(offset_of!(ShiftGemvParams, m1) == 132);
+const _: () = assert!(offset_of!(ShiftGemvParams, step) == 136);
+const _: () = assert!(offset_of!(ShiftGemvParams, x_type) == 140);
+const _: () = assert!(offset_of!(ShiftGemvParams, y_type) == 144);
+const _: () = assert!(offset_of!(ShiftGemvParams, x_vector) == 148);
+const _: () = assert!(offset_of!(ShiftGemvParams, rotation) == 152);
+const _: () = assert!(offset_of!(ShiftGemvParams, add) == 156);
 
 // SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
 unsafe impl Params for ShiftGemvParams {}
@@ -1422,7 +1478,7 @@ pub(crate) struct ShiftGemmParams {
     pub(crate) split_units: u32,
     /// blocks of 8 activations
     pub(crate) n_blocks: u32,
-    /// units of a stage and half: 8 / n_blocks
+    /// units of a stage and part: 8 / n_blocks
     pub(crate) stage_units: u32,
     /// `batch`
     pub(crate) batch: u32,
@@ -1457,6 +1513,59 @@ const _: () = assert!(offset_of!(ShiftGemmParams, step) == 104);
 
 // SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
 unsafe impl Params for ShiftGemmParams {}
+
+/// `y = x W^T` for 2 to 8 activations (shift_few.cu).
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct ShiftFewParams {
+    /// `const uint32_t*`: as for one activation
+    pub(crate) words: u64,
+    /// `const uint32_t*`
+    pub(crate) table: u64,
+    /// `const uint32_t*`: `[row_units, 512]`
+    pub(crate) x: u64,
+    /// `const float*`: `[batch]`
+    pub(crate) x_scales: u64,
+    /// `const __nv_bfloat16*`: `[rows]`
+    pub(crate) scales: u64,
+    /// `float*`: `[batch, rows]`
+    pub(crate) y: u64,
+    /// `rows`
+    pub(crate) rows: u32,
+    /// at least as many as parts
+    pub(crate) row_units: u32,
+    /// at least as many as blocks
+    pub(crate) n_row_tiles: u32,
+    /// units of a part, rounded up
+    pub(crate) n_passes: u32,
+    /// 1 to 8
+    pub(crate) batch: u32,
+    /// `m0`
+    pub(crate) m0: u32,
+    /// `m1`
+    pub(crate) m1: u32,
+    /// `step`
+    pub(crate) step: f32,
+}
+
+const _: () = assert!(size_of::<ShiftFewParams>() == 80);
+const _: () = assert!(offset_of!(ShiftFewParams, words) == 0);
+const _: () = assert!(offset_of!(ShiftFewParams, table) == 8);
+const _: () = assert!(offset_of!(ShiftFewParams, x) == 16);
+const _: () = assert!(offset_of!(ShiftFewParams, x_scales) == 24);
+const _: () = assert!(offset_of!(ShiftFewParams, scales) == 32);
+const _: () = assert!(offset_of!(ShiftFewParams, y) == 40);
+const _: () = assert!(offset_of!(ShiftFewParams, rows) == 48);
+const _: () = assert!(offset_of!(ShiftFewParams, row_units) == 52);
+const _: () = assert!(offset_of!(ShiftFewParams, n_row_tiles) == 56);
+const _: () = assert!(offset_of!(ShiftFewParams, n_passes) == 60);
+const _: () = assert!(offset_of!(ShiftFewParams, batch) == 64);
+const _: () = assert!(offset_of!(ShiftFewParams, m0) == 68);
+const _: () = assert!(offset_of!(ShiftFewParams, m1) == 72);
+const _: () = assert!(offset_of!(ShiftFewParams, step) == 76);
+
+// SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
+unsafe impl Params for ShiftFewParams {}
 
 /// Rotated activations in the order of B registers (shift_prepare.cu).
 #[derive(Clone, Copy, Debug)]
