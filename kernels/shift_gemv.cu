@@ -37,6 +37,60 @@ __device__ __forceinline__ float prepare_unit(uint32_t* out, const ShiftGemvPara
     return __uint_as_float(static_cast<uint32_t>(exponent - 9) << 23) * norm;
 }
 
+// Units `u` to `u + 3` at once, tiles of 128 and f32 with loads of 16 bytes: eight lanes have a unit, 16 columns each, which
+// takes 12 shuffles per unit where one unit per warp takes 20. A unit beyond the last one repeats that.
+template <class F>
+__device__ __forceinline__ void prepare_four(uint32_t* xs, float* x_scales, const ShiftGemvParams& p, uint32_t u, unsigned lane) {
+    const unsigned q = lane & 7;
+    u = min(u + (lane >> 3), p.n_units - 1);
+    const uint32_t col = (p.first_unit + u) * kUnitCols + 16 * q;
+    const uint32_t signs = p.signs[col >> 5] >> (col & 31);
+    float v[16];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const float4 f = reinterpret_cast<const float4*>(static_cast<const float*>(p.x) + col)[i];
+        v[4 * i] = f.x, v[4 * i + 1] = f.y, v[4 * i + 2] = f.z, v[4 * i + 3] = f.w;
+    }
+#pragma unroll
+    for (int i = 0; i < 16; ++i) v[i] = __uint_as_float(__float_as_uint(v[i]) ^ (signs << (31 - i) & 0x80000000u));
+#pragma unroll
+    for (int m = 1; m < 16; m *= 2) {
+#pragma unroll
+        for (int i = 0; i < 16; ++i) {
+            if (i & m) continue;
+            const float a = v[i], b = v[i + m];
+            v[i] = a + b, v[i + m] = a - b;
+        }
+    }
+#pragma unroll
+    for (int m = 1; m < 8; m *= 2) {
+        const float sign = (lane & m) ? -1.0f : 1.0f;
+#pragma unroll
+        for (int i = 0; i < 16; ++i) v[i] = fmaf(v[i], sign, __shfl_xor_sync(kAll, v[i], m));
+    }
+    float most = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 16; ++i) most = fmaxf(most, fabsf(v[i]));
+#pragma unroll
+    for (int m = 1; m < 8; m *= 2) most = fmaxf(most, __shfl_xor_sync(kAll, most, m));
+    const int exponent = min(max(static_cast<int>(__float_as_uint(most) >> 23), 20), 234);
+    const float up = __uint_as_float(static_cast<uint32_t>(127 + 9 + 127 - exponent) << 23);
+    uint32_t h[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) h[i] = halves(v[2 * i] * up, v[2 * i + 1] * up);
+    uint4* out = reinterpret_cast<uint4*>(xs + u * 64);
+    if constexpr (F::rows) {
+        out[2 * q] = make_uint4(h[0], h[1], h[2], h[3]);
+        out[2 * q + 1] = make_uint4(h[4], h[5], h[6], h[7]);
+    } else {
+        // As `b_word_of` has it.
+        out += (q & 3) * 4 + (q >> 2) * 2;
+        out[0] = make_uint4(h[0], h[4], h[1], h[5]);
+        out[1] = make_uint4(h[2], h[6], h[3], h[7]);
+    }
+    x_scales[u] = __uint_as_float(static_cast<uint32_t>(exponent - 9) << 23) * 0.088388348f;
+}
+
 __device__ __forceinline__ void store_y(const ShiftGemvParams& p, uint32_t row, float y) {
     if (p.y_type == kF32) {
         float* out = static_cast<float*>(p.y) + row;
@@ -82,6 +136,8 @@ __device__ __forceinline__ void step(
     add_up(d, acc);
     float s0 = d[0] * scale, s1 = d[2] * scale;
     if (again) {
+        // A branch of the whole block: predicates would cost a turn each.
+        asm volatile("");
         float p0, p1;
         asm volatile("ld.shared.f32 %0, [%2];\nld.shared.f32 %1, [%2+32];" : "=f"(p0), "=f"(p1) : "r"(sum) : "memory");
         s0 += p0, s1 += p1;
@@ -137,7 +193,11 @@ __device__ __forceinline__ void gemv(const ShiftGemvParams& p) {
     asm volatile("griddepcontrol.wait;" ::: "memory");
     asm volatile("griddepcontrol.launch_dependents;");
 #endif
-    for (uint32_t u0 = 0; u0 < p.n_units; u0 += n_warps) {
+    const bool four = p.rotation == kTilesOf128 && p.x_type == kF32 && p.x_vector && p.n_units > n_warps;
+    for (uint32_t u0 = 0; four && u0 < p.n_units; u0 += 4 * n_warps) {
+        prepare_four<F>(xs, x_scales, p, u0 + 4 * warp, lane);
+    }
+    for (uint32_t u0 = 0; !four && u0 < p.n_units; u0 += n_warps) {
         // Warps beyond the last unit repeat it, which keeps the loop uniform.
         const uint32_t u = min(u0 + warp, p.n_units - 1);
         const float scale = prepare_unit<F>(xs + u * 64, p, p.first_unit + u, lane);
@@ -174,11 +234,12 @@ __device__ __forceinline__ void gemv(const ShiftGemvParams& p) {
                 at = next_unit, on = more;
                 if (F::rows) history_at = next_history;
             } else {
-                at += p.tile_step, tile += p.n_slots, on = tile < limit;
+                at = reinterpret_cast<const uint32_t*>(reinterpret_cast<const uint8_t*>(at) + p.tile_step);
+                tile += p.n_slots, on = tile < limit;
                 if (F::rows) history_at += p.history_step;
             }
             step<F>(words, own, b, code, lane, at, history_at, on, sum, scale, again);
-            sum += p.n_slots * p.n_parts * 64;
+            sum += p.sum_step;
         } while (--left != 0);
     }
     __syncthreads();

@@ -630,6 +630,39 @@ static_assert(offsetof(RiceGemvParams, stage_rows) == 108);
 static_assert(offsetof(RiceGemvParams, n_batch) == 112);
 static_assert(offsetof(RiceGemvParams, step) == 116);
 
+// Products with E8 points from interleaved streams of Rice codes.
+struct RiceLanesParams {
+    const uint32_t* words;  // `[row0[tasks], 32]`, bits reversed
+    const uint32_t* row0;  // first row of `words` of each task, and the end
+    const uint32_t* table;  // 16384 entries: two symbols by window
+    const float* x;  // `[cols]`
+    const uint16_t* scales;  // `[rows]`, bf16
+    float* y;  // `[rows]`
+    float* partial;  // `[n_segments, 32 n_groups]`, scratch
+    uint32_t* counters;  // `[n_groups]`, zero between launches
+    uint32_t rows;
+    uint32_t cols;  // 512 n_segments
+    uint32_t n_groups;  // of 32 rows
+    uint32_t n_segments;  // of 512 columns
+    uint32_t k;  // parameter of the code, at most 5
+    float step;
+};
+static_assert(sizeof(RiceLanesParams) == 88);
+static_assert(offsetof(RiceLanesParams, words) == 0);
+static_assert(offsetof(RiceLanesParams, row0) == 8);
+static_assert(offsetof(RiceLanesParams, table) == 16);
+static_assert(offsetof(RiceLanesParams, x) == 24);
+static_assert(offsetof(RiceLanesParams, scales) == 32);
+static_assert(offsetof(RiceLanesParams, y) == 40);
+static_assert(offsetof(RiceLanesParams, partial) == 48);
+static_assert(offsetof(RiceLanesParams, counters) == 56);
+static_assert(offsetof(RiceLanesParams, rows) == 64);
+static_assert(offsetof(RiceLanesParams, cols) == 68);
+static_assert(offsetof(RiceLanesParams, n_groups) == 72);
+static_assert(offsetof(RiceLanesParams, n_segments) == 76);
+static_assert(offsetof(RiceLanesParams, k) == 80);
+static_assert(offsetof(RiceLanesParams, step) == 84);
+
 // `y = scales * step * (W (R x))`, one activation (shift_gemv.cu).
 struct ShiftGemvParams {
     const uint32_t* words;  // `[row tiles, row_units]` units of `64 * bits` words
@@ -640,8 +673,8 @@ struct ShiftGemvParams {
     const uint8_t* tile_logs;  // `[row_units, 128]`, log2 of the tile of each column, or null
     const __nv_bfloat16* scales;  // `[rows]`
     void* y;  // `[rows]`
-    uint64_t tile_step;  // words from one row tile of a warp to the next
-    uint64_t history_step;  // the same for histories
+    uint64_t tile_step;  // bytes from one row tile of a warp to the next
+    uint64_t history_step;  // the same for histories, in words
     uint32_t rows;
     uint32_t cols;
     uint32_t row_units;  // units of a row tile
@@ -653,6 +686,7 @@ struct ShiftGemvParams {
     uint32_t min_tiles;  // row tiles of a block, rounded down
     uint32_t extra_tiles;  // blocks that have one more
     uint32_t max_tiles;  // row tiles of a block, rounded up
+    uint32_t sum_step;  // bytes from the sums of one row tile of a warp to the next
     uint32_t m0;  // multiplier, shifted
     uint32_t m1;  // multiplier of the second weight, shifted
     float step;  // factor from the values of the code to rows of unit RMS
@@ -684,14 +718,15 @@ static_assert(offsetof(ShiftGemvParams, part_units) == 108);
 static_assert(offsetof(ShiftGemvParams, min_tiles) == 112);
 static_assert(offsetof(ShiftGemvParams, extra_tiles) == 116);
 static_assert(offsetof(ShiftGemvParams, max_tiles) == 120);
-static_assert(offsetof(ShiftGemvParams, m0) == 124);
-static_assert(offsetof(ShiftGemvParams, m1) == 128);
-static_assert(offsetof(ShiftGemvParams, step) == 132);
-static_assert(offsetof(ShiftGemvParams, x_type) == 136);
-static_assert(offsetof(ShiftGemvParams, y_type) == 140);
-static_assert(offsetof(ShiftGemvParams, x_vector) == 144);
-static_assert(offsetof(ShiftGemvParams, rotation) == 148);
-static_assert(offsetof(ShiftGemvParams, add) == 152);
+static_assert(offsetof(ShiftGemvParams, sum_step) == 124);
+static_assert(offsetof(ShiftGemvParams, m0) == 128);
+static_assert(offsetof(ShiftGemvParams, m1) == 132);
+static_assert(offsetof(ShiftGemvParams, step) == 136);
+static_assert(offsetof(ShiftGemvParams, x_type) == 140);
+static_assert(offsetof(ShiftGemvParams, y_type) == 144);
+static_assert(offsetof(ShiftGemvParams, x_vector) == 148);
+static_assert(offsetof(ShiftGemvParams, rotation) == 152);
+static_assert(offsetof(ShiftGemvParams, add) == 156);
 
 // Whole row tiles, dequantized in the rotated frame (shift_any.cu).
 struct ShiftDecodeParams {
@@ -875,7 +910,7 @@ struct ShiftGemmParams {
     uint32_t n_tiles;  // row tiles of a block
     uint32_t split_units;  // units of a split
     uint32_t n_blocks;  // blocks of 8 activations
-    uint32_t stage_units;  // units of a stage and half: 8 / n_blocks
+    uint32_t stage_units;  // units of a stage and part: 8 / n_blocks
     uint32_t batch;
     uint32_t m0;
     uint32_t m1;
@@ -901,6 +936,39 @@ static_assert(offsetof(ShiftGemmParams, batch) == 92);
 static_assert(offsetof(ShiftGemmParams, m0) == 96);
 static_assert(offsetof(ShiftGemmParams, m1) == 100);
 static_assert(offsetof(ShiftGemmParams, step) == 104);
+
+// `y = x W^T` for 2 to 8 activations (shift_few.cu).
+struct ShiftFewParams {
+    const uint32_t* words;  // as for one activation
+    const uint32_t* table;
+    const uint32_t* x;  // `[row_units, 512]`
+    const float* x_scales;  // `[batch]`
+    const __nv_bfloat16* scales;  // `[rows]`
+    float* y;  // `[batch, rows]`
+    uint32_t rows;
+    uint32_t row_units;  // at least as many as parts
+    uint32_t n_row_tiles;  // at least as many as blocks
+    uint32_t n_passes;  // units of a part, rounded up
+    uint32_t batch;  // 1 to 8
+    uint32_t m0;
+    uint32_t m1;
+    float step;
+};
+static_assert(sizeof(ShiftFewParams) == 80);
+static_assert(offsetof(ShiftFewParams, words) == 0);
+static_assert(offsetof(ShiftFewParams, table) == 8);
+static_assert(offsetof(ShiftFewParams, x) == 16);
+static_assert(offsetof(ShiftFewParams, x_scales) == 24);
+static_assert(offsetof(ShiftFewParams, scales) == 32);
+static_assert(offsetof(ShiftFewParams, y) == 40);
+static_assert(offsetof(ShiftFewParams, rows) == 48);
+static_assert(offsetof(ShiftFewParams, row_units) == 52);
+static_assert(offsetof(ShiftFewParams, n_row_tiles) == 56);
+static_assert(offsetof(ShiftFewParams, n_passes) == 60);
+static_assert(offsetof(ShiftFewParams, batch) == 64);
+static_assert(offsetof(ShiftFewParams, m0) == 68);
+static_assert(offsetof(ShiftFewParams, m1) == 72);
+static_assert(offsetof(ShiftFewParams, step) == 76);
 
 // Rotated activations in the order of B registers (shift_prepare.cu).
 struct ShiftPrepareParams {

@@ -17,7 +17,7 @@ use gosset_trellis::shift::{ShiftCode, ShiftLayout, ShiftOrder, ShiftSpec, Shift
 use half::{bf16, f16};
 
 use super::rht::{DeviceRht, RhtInput};
-use super::shift_layout::{GemvCut, UNIT_COLS, UNIT_ROWS, Units, is_wide, multipliers, unit_ranges};
+use super::shift_layout::{GemvCut, MIN_SHARED, UNIT_COLS, UNIT_ROWS, Units, is_wide, multipliers, unit_ranges};
 use crate::error::CudaError;
 use crate::generated::modules::Module;
 use crate::generated::params::{
@@ -266,7 +266,8 @@ impl ShiftMatrix {
     }
 
     /// Whether [`ShiftMatrix::gemv`] takes activations in the original basis: there is no rotation, or none of its tiles
-    /// exceeds 128 columns and the trellis has a kernel of its own (2 to 4 bits; of states of 18 bits quantiles in tiles).
+    /// exceeds 128 columns and the trellis has a kernel of its own (2 to 4 bits; of states of 18 bits quantiles in tiles; on
+    /// devices with 163 KiB of shared memory per block).
     /// [`ShiftMatrix::gemm`] takes all.
     #[must_use]
     pub fn fuses_rotation(&self) -> bool {
@@ -345,7 +346,7 @@ impl ShiftMatrix {
         let [m0, m1] = multipliers(&self.trellis);
         let kernel = self.gpu.kernel(module, self.entry(GEMV_ENTRIES))?;
         let unit_words = 64 * u64::from(self.spec().bits);
-        for (first_unit, n_units) in unit_ranges(self.units.row_units) {
+        for (first_unit, n_units) in unit_ranges(self.units.row_units, kernel.max_dynamic_bytes()) {
             if first_unit > 0 && Y::TYPE != f32::TYPE {
                 let what = format!("{} columns with a result that is not f32", self.cols);
                 return Err(CudaError::Unsupported { op: "shift_gemv", what });
@@ -365,7 +366,7 @@ impl ShiftMatrix {
                 tile_logs,
                 scales: self.scales.as_slice().ptr(),
                 y: y.ptr(),
-                tile_step: tiles_apart * unit_words,
+                tile_step: tiles_apart * unit_words * 4,
                 history_step: tiles_apart * 8,
                 rows: self.rows as u32,
                 cols: self.cols as u32,
@@ -378,6 +379,7 @@ impl ShiftMatrix {
                 min_tiles: cut.min_tiles,
                 extra_tiles: cut.extra_tiles,
                 max_tiles: cut.max_tiles(),
+                sum_step: cut.n_slots * cut.n_parts * 64,
                 m0,
                 m1,
                 step: self.step,
@@ -558,12 +560,18 @@ impl ShiftMatrix {
         entries[2 * usize::from(spec.code == ShiftCode::Pairs) + usize::from(spec.order == ShiftOrder::Tiles)]
     }
 
-    /// The module of the products with one activation, if this trellis has one.
+    /// Whether a table with a copy per bank fits into the shared memory of a block: 163 KiB (A100) and more do, the 99 KiB
+    /// of smaller devices do not.
+    pub(super) fn has_shared(&self) -> bool {
+        self.gpu.info().max_shared_bytes >= MIN_SHARED
+    }
+
+    /// The module of the products with one activation, if this trellis has one on this device.
     fn gemv_module(&self) -> Option<Module> {
         use Module as M;
         let spec = self.spec();
         let wide = is_wide(spec);
-        if wide && (spec.code, spec.order) != (ShiftCode::Quantiles, ShiftOrder::Tiles) {
+        if wide && (spec.code, spec.order) != (ShiftCode::Quantiles, ShiftOrder::Tiles) || !self.has_shared() {
             return None;
         }
         let modules = match spec.bits {

@@ -4,6 +4,7 @@ use gosset_trellis::shift::{ShiftCode, ShiftOrder};
 
 use super::rht::RhtOutput;
 use super::shift::{ShiftElement, ShiftMatrix};
+use super::shift_few::MAX_FEW;
 use super::shift_layout::{GemmCut, TABLE_SHARED, is_wide, multipliers};
 use crate::error::CudaError;
 use crate::generated::modules::Module;
@@ -19,8 +20,8 @@ pub const MAX_GEMM_BATCH: usize = 64;
 const BLOCK: usize = 8;
 /// Words of a unit and block of activations.
 const BLOCK_WORDS: usize = 512;
-/// Bytes of both stages of both halves.
-const STAGE_SHARED: u32 = 4 * 16384;
+/// Bytes of both stages.
+const STAGE_SHARED: u32 = 2 * 32768;
 /// Threads of the kernels around the product.
 const PREPARE_THREADS: u32 = 256;
 
@@ -59,9 +60,13 @@ impl ShiftWorkspace {
         let n_blocks = batch.div_ceil(BLOCK);
         grow(gpu, &mut self.x, matrix.units.row_units as usize * n_blocks * BLOCK_WORDS)?;
         grow(gpu, &mut self.x_scales, batch)?;
-        let cut = GemmCut::new(matrix.units.n_row_tiles, matrix.units.row_units, gpu.info().n_sms);
-        if cut.n_splits > 1 {
-            grow(gpu, &mut self.parts, cut.n_splits as usize * batch * matrix.rows)?;
+        // Smaller batches may have more splits.
+        for n in [batch, batch.min(BLOCK)] {
+            let blocks = n.div_ceil(BLOCK) as u32;
+            let cut = GemmCut::new(matrix.units.n_row_tiles, matrix.units.row_units, gpu.info().n_sms, blocks);
+            if cut.n_splits > 1 {
+                grow(gpu, &mut self.parts, cut.n_splits as usize * n * matrix.rows)?;
+            }
         }
         Ok(())
     }
@@ -192,7 +197,14 @@ impl ShiftMatrix {
         // SAFETY: x has the length of the batch, checked by the caller; the workspace was made for it.
         unsafe { self.gpu.kernel(Module::ShiftPrepare, "shift_prepare")?.launch(stream, launch, &params) }?;
 
-        let cut = GemmCut::new(self.units.n_row_tiles, row_units, info.n_sms);
+        let values = self.exact.as_ref().map(|exact| if rotate { &exact.values } else { &exact.rotated });
+        if batch <= MAX_FEW
+            && let Some(few) = self.few()?
+        {
+            self.few_launch(stream, few, prepared, x_scales, batch, y.reborrow())?;
+            return self.exact_products(stream, values, x, None, y.reborrow(), batch);
+        }
+        let cut = GemmCut::new(self.units.n_row_tiles, row_units, info.n_sms, n_blocks);
         let parts = workspace.parts.as_ref().map_or(0, |parts| parts.as_slice().ptr());
         let [m0, m1] = multipliers(&self.trellis);
         let params = ShiftGemmParams {
@@ -224,7 +236,7 @@ impl ShiftMatrix {
         }
         let launch = Launch {
             grid: [self.units.n_row_tiles.div_ceil(cut.n_tiles), cut.n_splits, 1],
-            block: [32, cut.n_tiles, 2],
+            block: [32, cut.n_tiles, GemmCut::parts(n_blocks)],
             shared_bytes,
             programmatic: true,
         };
@@ -247,15 +259,14 @@ impl ShiftMatrix {
             // SAFETY: as above.
             unsafe { self.gpu.kernel(Module::ShiftPrepare, "shift_reduce")?.launch(stream, launch, &params) }?;
         }
-        let values = self.exact.as_ref().map(|exact| if rotate { &exact.values } else { &exact.rotated });
         self.exact_products(stream, values, x, None, y.reborrow(), batch)
     }
 
     /// The module of the products with several activations, if this trellis has one.
-    fn gemm_module(&self) -> Option<Module> {
+    pub(super) fn gemm_module(&self) -> Option<Module> {
         let spec = self.spec();
         match spec.bits {
-            _ if is_wide(spec) || spec.order != ShiftOrder::Tiles => None,
+            _ if is_wide(spec) || spec.order != ShiftOrder::Tiles || !self.has_shared() => None,
             2 => Some(Module::ShiftGemmK2),
             3 => Some(Module::ShiftGemmK3),
             4 => Some(Module::ShiftGemmK4),

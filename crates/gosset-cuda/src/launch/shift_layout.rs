@@ -14,6 +14,10 @@ pub(crate) const UNIT_COLS: usize = 128;
 pub(crate) const TABLE_SHARED: u32 = 1024 + 1024 * 128;
 /// Most units of one launch: what their activation takes leaves room for the sums.
 const MAX_LAUNCH_UNITS: u32 = 256;
+/// Bytes of shared memory that are kept for sums.
+const SUMS_SHARED: u32 = 24 << 10;
+/// Least shared memory of a block that the products with kernels of their own need.
+pub(crate) const MIN_SHARED: u32 = TABLE_SHARED + SUMS_SHARED + (8 << 10);
 /// Warps of a block.
 const MAX_WARPS: u32 = 32;
 /// Warps below which a multiprocessor is not busy.
@@ -154,15 +158,21 @@ impl GemmCut {
     const BLOCK_COST: u32 = 20;
     const REDUCE_COST: u32 = 40;
 
+    /// Parts of the columns of a block, of a product with so many blocks of eight activations.
+    pub(crate) fn parts(n_blocks: u32) -> u32 {
+        if n_blocks == 1 { 4 } else { 2 }
+    }
+
     /// The cut that is expected to take least.
-    pub(crate) fn new(n_row_tiles: u32, row_units: u32, n_sms: u32) -> Self {
+    pub(crate) fn new(n_row_tiles: u32, row_units: u32, n_sms: u32, n_blocks: u32) -> Self {
+        let parts = Self::parts(n_blocks);
         let cut = |n_tiles: u32, splits: u32| {
             let split_units = row_units.div_ceil(splits);
             // None of them is empty.
             let n_splits = row_units.div_ceil(split_units);
             let waves = (n_row_tiles.div_ceil(n_tiles) * n_splits).div_ceil(n_sms);
-            let warps = (2 * n_tiles).max(BUSY_WARPS / 2);
-            let cost = u64::from(waves) * u64::from(split_units.div_ceil(2) * warps + Self::BLOCK_COST)
+            let warps = (parts * n_tiles).max(BUSY_WARPS * parts / 4);
+            let cost = u64::from(waves) * u64::from(split_units.div_ceil(parts) * warps + Self::BLOCK_COST)
                 + u64::from(if n_splits > 1 { Self::REDUCE_COST } else { 0 });
             (cost, Self { n_tiles, n_splits, split_units })
         };
@@ -172,9 +182,10 @@ impl GemmCut {
     }
 }
 
-/// Units of the launches that a product with one activation takes.
-pub(crate) fn unit_ranges(row_units: u32) -> impl Iterator<Item = (u32, u32)> {
-    let n = row_units.div_ceil(MAX_LAUNCH_UNITS);
+/// Units of the launches that a product with one activation takes, with so much shared memory.
+pub(crate) fn unit_ranges(row_units: u32, max_shared: u32) -> impl Iterator<Item = (u32, u32)> {
+    let room = max_shared.saturating_sub(TABLE_SHARED + SUMS_SHARED) / 260;
+    let n = row_units.div_ceil(room.clamp(1, MAX_LAUNCH_UNITS));
     let each = row_units.div_ceil(n.max(1));
     (0..n).map(move |i| (i * each, each.min(row_units - i * each)))
 }
@@ -220,11 +231,13 @@ mod tests {
     #[test]
     fn a_product_of_many_fills_the_device() {
         let cut = |n_tiles, n_splits, split_units| GemmCut { n_tiles, n_splits, split_units };
-        assert_eq!(GemmCut::new(14336 / 16, 32, 132), cut(7, 1, 32));
-        assert_eq!(GemmCut::new(4096 / 16, 32, 132), cut(8, 4, 8));
-        assert_eq!(GemmCut::new(1, 1, 132), cut(1, 1, 1));
+        for n_blocks in [1, 8] {
+            assert_eq!(GemmCut::new(14336 / 16, 32, 132, n_blocks), cut(7, 1, 32));
+            assert_eq!(GemmCut::new(4096 / 16, 112, 132, n_blocks), cut(8, 4, 28));
+            assert_eq!(GemmCut::new(1, 1, 132, n_blocks), cut(1, 1, 1));
+        }
         for (n_row_tiles, row_units) in [(1, 40), (256, 112), (1792, 32), (36, 5), (8016, 32)] {
-            let cut = GemmCut::new(n_row_tiles, row_units, 132);
+            let cut = GemmCut::new(n_row_tiles, row_units, 132, 2);
             assert!(cut.split_units * cut.n_splits >= row_units && cut.split_units * (cut.n_splits - 1) < row_units);
         }
     }
@@ -232,7 +245,7 @@ mod tests {
     #[test]
     fn launches_cover_all_units() {
         for row_units in [1, 32, 256, 257, 1000] {
-            let ranges: Vec<_> = unit_ranges(row_units).collect();
+            let ranges: Vec<_> = unit_ranges(row_units, H200_SHARED).collect();
             assert!(ranges.windows(2).all(|pair| pair[0].0 + pair[0].1 == pair[1].0));
             let (first, n) = *ranges.last().unwrap();
             assert_eq!((ranges[0].0, first + n), (0, row_units));
