@@ -259,7 +259,8 @@ impl ViterbiEncoder {
             let strings = n_sets * set;
             let metrics = n_sets * suffixes * set * 4 * if variant.in_place { 1 } else { 2 };
             let shared_bytes = metrics + strings * 48 + (8 << step_bits) + 8;
-            if shared_bytes > kernel.max_dynamic_bytes() {
+            // Each string has a thread of its own.
+            if strings > block || shared_bytes > kernel.max_dynamic_bytes() {
                 continue;
             }
             // What a multiprocessor has beyond one block's limit is what the system takes per block, 1 KB.

@@ -79,6 +79,12 @@ fn viterbi_words_are_those_of_the_cpu() {
             }
         }
     }
+    // Blocks full of strings.
+    for (bits, state_bits, order) in
+        [(4, 12, ShiftOrder::Rows), (4, 12, ShiftOrder::Tiles), (4, 13, ShiftOrder::Rows), (3, 12, ShiftOrder::Tiles)]
+    {
+        check(&gpu, spec(bits, state_bits, Quantiles, order), 300, 150);
+    }
     for (bits, state_bits, code, order) in [
         (2, 17, Pairs, ShiftOrder::Rows),
         (3, 17, Pairs, ShiftOrder::Tiles),
