@@ -105,8 +105,7 @@ fn measure(gpu: &Gpu, shape: &ModelShape, weights: &Weights, embeddings: &Weight
     let options = GpuOptions::default().context(args.position + args.steps + WARM_STEPS).graph(!args.plain);
     let config = shape.config()?;
     let start = Instant::now();
-    let mut model =
-        RandomModel::new(gpu, &config, &weights.random()?, &embeddings.random()?, shape.tied, &options)?;
+    let mut model = RandomModel::new(gpu, &config, &weights.random()?, &embeddings.random()?, shape.tied, &options)?;
     let seconds_to_make = start.elapsed().as_secs_f64();
     let (_, mut token) = model.run(args.position, 1, WARM_STEPS)?;
     let mut times = Vec::new();

@@ -68,6 +68,9 @@ pub struct LanguageModel {
     mapped_bytes: u64,
 }
 
+/// Sees the residual stream after the embedding and after every layer, `[n, hidden_size]`; its error ends the pass.
+pub(crate) type Watch<'a> = dyn FnMut(&str, &[f32]) -> Result<(), RuntimeError> + 'a;
+
 /// Where the weights are, and who computes.
 #[derive(Debug)]
 enum Backend {
@@ -91,7 +94,7 @@ impl Backend {
     fn forward_once(
         &self,
         tokens: &[u32],
-        watch: &mut dyn FnMut(&str, &[f32]) -> Result<(), RuntimeError>,
+        watch: &mut Watch<'_>,
     ) -> Result<(), RuntimeError> {
         match self {
             Backend::Cpu(decoder) => {
@@ -130,7 +133,13 @@ impl LanguageModel {
         let tie = options.tie.or_else(|| container.manifest().recipe.get("options")?.get("tie")?.as_bool());
         let blob = |name: &str| container.blob(name).map_err(RuntimeError::from);
         let weights = ContainerWeights::new(Arc::clone(&container));
-        Self::load(&weights, &blob, || missing("config.json was left out"), (tie, &options.device), container.file_bytes())
+        Self::load(
+            &weights,
+            &blob,
+            || missing("config.json was left out"),
+            (tie, &options.device),
+            container.file_bytes(),
+        )
     }
 
     fn load<'a>(
@@ -253,8 +262,7 @@ impl LanguageModel {
         self.check_tokens(tokens, cache.len())?;
         match &self.backend {
             Backend::Cpu(decoder) => {
-                let mut watch =
-                    |_: &str, _: &Tensor| if cancelled() { Err(RuntimeError::Cancelled) } else { Ok(()) };
+                let mut watch = |_: &str, _: &Tensor| if cancelled() { Err(RuntimeError::Cancelled) } else { Ok(()) };
                 let mut last = None;
                 for chunk in tokens.chunks(chunk) {
                     let hidden = decoder.forward(chunk, cache, &mut watch)?;

@@ -178,7 +178,7 @@ impl AttentionShape {
                 heads,
             ));
         }
-        if head_dim == 0 || head_dim % 2 != 0 || head_dim > MAX_HEAD_DIM {
+        if head_dim == 0 || !head_dim.is_multiple_of(2) || head_dim > MAX_HEAD_DIM {
             return Err(CudaError::shape(
                 "columns of a head",
                 format!("an even number up to {MAX_HEAD_DIM}"),
@@ -281,7 +281,7 @@ pub fn embed<T: DenseElement>(
     x: DevSliceMut<'_, f32>,
 ) -> Result<(), CudaError> {
     expect("x of an embedding", x.len(), tokens.len().checked_mul(cols))?;
-    let vocab = if cols == 0 { 0 } else { table.len() / cols };
+    let vocab = table.len().checked_div(cols).unwrap_or(0);
     expect("table of an embedding", table.len(), Some(vocab * cols))?;
     if vocab == 0 {
         return Err(CudaError::shape("table of an embedding", "at least one row", 0));
@@ -480,21 +480,19 @@ pub fn rope_append<C: CacheElement>(
         eps: rope.eps,
     };
     let n_heads = (heads + 2 * kv_heads) as u32;
-    for_rows(n, |first, n| {
-        // Rows beyond the limit of a grid would need a second position; chunks of a prompt are far shorter.
-        debug_assert_eq!(first, 0);
+    for_rows(n, |n| {
         let grid = [n_heads.div_ceil(4), n, 1];
         // SAFETY: the lengths were checked; the kernel keeps positions within the capacity.
         unsafe { launch(gpu, stream, (Module::ModelOps, "model_rope"), (grid, 128, 0), &params) }
     })
 }
 
-/// Calls `f` once with all rows; refuses more than the second dimension of a grid has.
-fn for_rows(n: usize, f: impl FnOnce(u32, u32) -> Result<(), CudaError>) -> Result<(), CudaError> {
+/// Calls `f` with the number of rows; refuses more than the second dimension of a grid has.
+fn for_rows(n: usize, f: impl FnOnce(u32) -> Result<(), CudaError>) -> Result<(), CudaError> {
     if n > 65_535 {
         return Err(CudaError::shape("rows of activations", "at most 65535", n));
     }
-    f(0, n as u32)
+    f(n as u32)
 }
 
 /// Causal attention of `n` rows, of which the first is at `position`, over everything up to each of them.
@@ -524,9 +522,8 @@ pub fn attend<C: CacheElement>(
     expect("values", values.len(), Some(shape.cache_len()))?;
     expect("position", position.len(), Some(1))?;
     let split = n <= SPLIT_ROWS;
-    if split && scratch.parts.len() < n * heads * scratch.n_splits * (shape.head_stride() + 2)
-        || scratch.counters.len() < n.min(SPLIT_ROWS) * head_blocks(shape)
-    {
+    let parts = n.min(SPLIT_ROWS) * heads * scratch.n_splits * (shape.head_stride() + 2);
+    if scratch.parts.len() < parts || scratch.counters.len() < n.min(SPLIT_ROWS) * head_blocks(shape) {
         return Err(CudaError::shape("scratch of attention", "that of this shape", "that of another"));
     }
     let params = ModelAttendParams {
@@ -603,7 +600,7 @@ pub fn silu_mul(
         cols: to_u32("columns", cols)?,
         width: if four { 4 } else { 1 },
     };
-    for_rows(n, |_, n| {
+    for_rows(n, |n| {
         let grid = [params.cols.div_ceil(128 * params.width), n, 1];
         // SAFETY: the lengths were checked.
         unsafe { launch(gpu, stream, (Module::ModelOps, "model_silu_mul"), (grid, 128, 0), &params) }

@@ -126,9 +126,9 @@ fn rope_reference(
                 head.iter_mut().zip(norm).for_each(|(v, w)| *v *= f64::from(*w) / (mean + eps).sqrt());
             }
             if kind < 2 {
-                for i in 0..half {
+                for (i, turns) in turns.iter().enumerate() {
                     let (i0, i1) = if interleaved { (2 * i, 2 * i + 1) } else { (i, i + half) };
-                    let angle = (start + row) as f64 * turns[i] * std::f64::consts::TAU;
+                    let angle = (start + row) as f64 * turns * std::f64::consts::TAU;
                     let (a, b) = (head[i0], head[i1]);
                     head[i0] = a * angle.cos() - b * angle.sin();
                     head[i1] = b * angle.cos() + a * angle.sin();
@@ -332,7 +332,7 @@ fn model_norm_and_gate_rotate_as_the_rotation_does() {
         };
         let (x, w) = (gpu.upload(&numbers(n * cols, 1)).unwrap(), gpu.upload(&numbers(cols, 2)).unwrap());
         let parts = gpu.upload(&numbers(2 * n * cols, 3)).unwrap();
-        let mut run = |signs| {
+        let run = |signs| {
             let (mut x, mut normed) = (gpu.upload(&fetch(&gpu, &stream, &x)).unwrap(), poisoned(&gpu, n * cols));
             rmsnorm(&gpu, stream.as_ref(), x.as_mut(), None, w.as_slice(), 1e-5, signs, normed.as_mut()).unwrap();
             let (rows, mut gated) = (Rows::parts(parts.as_slice(), n, [cols, cols]).unwrap(), poisoned(&gpu, n * cols));

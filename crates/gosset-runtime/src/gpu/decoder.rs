@@ -10,6 +10,7 @@ use super::state::{Cache, State, Step, Widths, range};
 use super::{CacheType, GpuDevice, GpuOptions};
 use crate::config::ModelConfig;
 use crate::error::RuntimeError;
+use crate::language_model::Watch;
 use crate::linear::Linear;
 use crate::models::{EMBEDDING, FINAL_NORM, HEAD};
 use crate::rope::RopeFrequencies;
@@ -70,8 +71,8 @@ pub(super) struct Layer {
     pub(super) down_bias: Option<Buffer<f32>>,
 }
 
-/// Sees the residual stream after the embedding and after every layer, `[n, hidden]`; its error ends the pass.
-pub(crate) type Watch<'a> = dyn FnMut(&str, &[f32]) -> Result<(), RuntimeError> + 'a;
+/// Takes the logits of some positions from the given one on; its error ends the pass.
+pub(crate) type Sink<'a> = dyn FnMut(usize, &[f32]) -> Result<(), RuntimeError> + 'a;
 
 impl GpuDecoder {
     /// Loads every tensor; names and shapes were checked before.
@@ -213,9 +214,8 @@ impl GpuDecoder {
             let biases = [&l.qkv_bias, &l.o_bias, &l.gate_up_bias, &l.down_bias];
             stacks + biases.iter().map(|b| option(b)).sum::<u64>()
         };
-        let norms = |l: &Layer| {
-            vector(&l.input_norm) + vector(&l.post_attention_norm) + option(&l.q_norm) + option(&l.k_norm)
-        };
+        let norms =
+            |l: &Layer| vector(&l.input_norm) + vector(&l.post_attention_norm) + option(&l.q_norm) + option(&l.k_norm);
         let table = match &self.embedding {
             Table::Device(stack) => stack.device_bytes(),
             Table::Host { head, .. } => head.as_ref().map_or(0, Stack::device_bytes),
@@ -364,7 +364,7 @@ impl GpuDecoder {
         &self,
         tokens: &[u32],
         positions: std::ops::Range<usize>,
-        sink: &mut dyn FnMut(usize, &[f32]) -> Result<(), RuntimeError>,
+        sink: &mut Sink<'_>,
     ) -> Result<(), RuntimeError> {
         let (rows, slice) = (tokens.len().min(self.chunk()), self.widths.logit_rows());
         self.with_idle(tokens.len(), |state| {
@@ -510,7 +510,15 @@ impl GpuDecoder {
             norm(gpu, stream, (&mut a.x, &mut a.normed), Some(&a.delta), bias_o, weight, self.eps, signs, hidden)?;
             let gate_len = n * layer.gate_up.rows();
             let normed = a.normed.as_slice().slice(0..hidden)?;
-            layer.gate_up.forward(gpu, stream, normed, signs.is_some(), n, a.gate_up.as_mut().slice(0..gate_len)?, ws)?;
+            layer.gate_up.forward(
+                gpu,
+                stream,
+                normed,
+                signs.is_some(),
+                n,
+                a.gate_up.as_mut().slice(0..gate_len)?,
+                ws,
+            )?;
             let parts = layer.gate_up.rows_of::<2>(a.gate_up.as_slice().slice(0..gate_len)?, n)?;
             let gate_bias = layer.gate_up_bias.as_ref().map(Buffer::as_slice);
             let ffn = self.widths.ffn;
@@ -561,7 +569,13 @@ impl GpuDecoder {
         self.logits_on(stream, state, first, n)
     }
 
-    pub(super) fn logits_on(&self, stream: StreamRef<'_>, state: &mut State, first: usize, n: usize) -> Result<(), RuntimeError> {
+    pub(super) fn logits_on(
+        &self,
+        stream: StreamRef<'_>,
+        state: &mut State,
+        first: usize,
+        n: usize,
+    ) -> Result<(), RuntimeError> {
         let hidden = self.widths.hidden;
         let x = state.activations.normed.as_slice().slice(first * hidden..(first + n) * hidden)?;
         let y = state.logits.as_mut().slice(0..n * self.widths.vocab)?;
@@ -605,7 +619,16 @@ fn norm(
         Some(delta) => Some(Delta { values: delta.as_slice().slice(0..len)?, bias: bias.map(Buffer::as_slice) }),
         None => None,
     };
-    rmsnorm(gpu, stream, x.as_mut().slice(0..len)?, delta, weight.as_slice(), eps, signs, normed.as_mut().slice(0..len)?)
+    rmsnorm(
+        gpu,
+        stream,
+        x.as_mut().slice(0..len)?,
+        delta,
+        weight.as_slice(),
+        eps,
+        signs,
+        normed.as_mut().slice(0..len)?,
+    )
 }
 
 fn gather(

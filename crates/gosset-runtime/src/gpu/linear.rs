@@ -2,7 +2,9 @@
 
 use std::borrow::Cow;
 
-use gosset_codec::{CodeHeader, DecodeScratch, LatticeHeader, MatrixHeader, Plane, PlaneData, RotationHeader, SchemeHeader};
+use gosset_codec::{
+    CodeHeader, DecodeScratch, LatticeHeader, MatrixHeader, Plane, PlaneData, RotationHeader, SchemeHeader,
+};
 use gosset_container::CodedTensor;
 use gosset_cuda::launch::model::{DenseElement, ROTATED_TILE, Rows, dense, dense_strided};
 use gosset_cuda::launch::rht::{DeviceRht, RhtOutput};
@@ -36,11 +38,18 @@ pub(crate) enum DenseWeights {
 /// One weight matrix, `[rows, cols]`.
 #[derive(Debug)]
 pub(crate) enum DeviceLinear {
-    Dense { weights: DenseWeights, rows: usize, cols: usize },
+    Dense {
+        weights: DenseWeights,
+        rows: usize,
+        cols: usize,
+    },
     /// Fixed-rate trellis codes.
     Shift(Box<ShiftMatrix>),
     /// Rice codes of lattice points; activations are rotated first.
-    Rice { matrix: Box<RiceMatrix>, rotation: Option<DeviceRht> },
+    Rice {
+        matrix: Box<RiceMatrix>,
+        rotation: Option<Box<DeviceRht>>,
+    },
 }
 
 /// Memory that products need beside weights and activations.
@@ -64,10 +73,7 @@ pub(crate) struct Needs {
 impl Needs {
     /// The larger of both.
     pub(crate) fn max(self, other: Self) -> Self {
-        Self {
-            rotated_cols: self.rotated_cols.max(other.rotated_cols),
-            chunk_len: self.chunk_len.max(other.chunk_len),
-        }
+        Self { rotated_cols: self.rotated_cols.max(other.rotated_cols), chunk_len: self.chunk_len.max(other.chunk_len) }
     }
 
     /// Bytes of a workspace for `rows` rows.
@@ -195,7 +201,7 @@ impl DeviceLinear {
                 Ok(())
             }
             Self::Rice { matrix, rotation } => {
-                let x = rotate(stream, rotation.as_ref().filter(|_| !rotated), x, batch, &mut ws.rotated)?;
+                let x = rotate(stream, rotation.as_deref().filter(|_| !rotated), x, batch, &mut ws.rotated)?;
                 let (rows, cols) = (matrix.rows(), matrix.cols());
                 for first in (0..batch).step_by(RICE_BATCH) {
                     let end = batch.min(first + RICE_BATCH);
@@ -338,7 +344,7 @@ impl Stack {
         match self.only() {
             DeviceLinear::Dense { .. } => None,
             DeviceLinear::Shift(matrix) => matrix.rotation().map(DeviceRht::words),
-            DeviceLinear::Rice { rotation, .. } => rotation.as_ref().map(DeviceRht::words),
+            DeviceLinear::Rice { rotation, .. } => rotation.as_deref().map(DeviceRht::words),
         }
     }
 
@@ -495,7 +501,7 @@ fn upload_coded(gpu: &Gpu, form: Form, stored: &Stored<'_>) -> Result<DeviceLine
         return Ok(DeviceLinear::Shift(Box::new(ShiftMatrix::new(gpu, coded.header(), &planes)?)));
     }
     let matrix = Box::new(RiceMatrix::upload(gpu, coded.header(), &planes)?);
-    let rotation = coded.decoder()?.rotation().map(|rht| DeviceRht::new(gpu, rht)).transpose()?;
+    let rotation = coded.decoder()?.rotation().map(|rht| DeviceRht::new(gpu, rht).map(Box::new)).transpose()?;
     Ok(DeviceLinear::Rice { matrix, rotation })
 }
 
@@ -533,10 +539,8 @@ fn join_shift(stored: &[Stored<'_>]) -> Option<(MatrixHeader, Vec<Plane<'static>
         rows += header.rows;
     }
     let plane = |name, data| Plane { name: Cow::Borrowed(name), data };
-    let mut planes = vec![
-        plane("words", PlaneData::U32(Cow::Owned(words))),
-        plane("scales", PlaneData::Bf16(Cow::Owned(scales))),
-    ];
+    let mut planes =
+        vec![plane("words", PlaneData::U32(Cow::Owned(words))), plane("scales", PlaneData::Bf16(Cow::Owned(scales)))];
     if !exact_rows.is_empty() {
         planes.push(plane("exact_rows", PlaneData::U32(Cow::Owned(exact_rows))));
         planes.push(plane("exact_values", PlaneData::F32(Cow::Owned(exact_values))));

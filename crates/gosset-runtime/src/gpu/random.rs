@@ -179,7 +179,9 @@ impl RandomModel {
 
     /// The row of a coded table, decoded on the device for the token that the step before chose.
     fn gather(&mut self) -> Result<(), RuntimeError> {
-        let (Some(unit), Some(DeviceLinear::Shift(table))) = (&mut self.unit, self.decoder.table()) else { return Ok(()) };
+        let (Some(unit), Some(DeviceLinear::Shift(table))) = (&mut self.unit, self.decoder.table()) else {
+            return Ok(());
+        };
         let (stream, hidden) = (self.state.stream.as_ref(), table.cols());
         let mut token = [0];
         read(self.decoder.gpu(), stream, self.state.inputs.as_slice().slice(1..2)?, &mut token)?;

@@ -204,7 +204,9 @@ fn gpu_names_the_layer_of_a_number_that_is_not_finite() {
     let model = load(&source, &on(&gpu, GpuOptions::exact()));
     let tokens = ids(20, 260, 3);
     match model.score(&tokens, 0..20, &mut |_, _| {}) {
-        Err(RuntimeError::NonFinite { layer, position }) => assert_eq!((layer.as_str(), position), ("model.layers.1", 0)),
+        Err(RuntimeError::NonFinite { layer, position }) => {
+            assert_eq!((layer.as_str(), position), ("model.layers.1", 0))
+        }
         other => panic!("{other:?}"),
     }
 }
