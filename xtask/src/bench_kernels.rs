@@ -41,9 +41,9 @@ pub(crate) struct BenchKernelsArgs {
     /// Two shapes, three batches, fewer replays; nothing is kept unless --json says where.
     #[arg(long)]
     quick: bool,
-    /// Check the products of the matrices of this compressed model too.
-    #[arg(long, value_name = "FILE")]
-    container: Option<PathBuf>,
+    /// Check the products of the matrices of these compressed models too, comma-separated.
+    #[arg(long, value_name = "FILES")]
+    container: Option<String>,
     /// Where the JSON goes [default: docs/results/DEVICE-kernels.json].
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -87,8 +87,8 @@ pub(crate) fn run(workspace: &Workspace, args: &BenchKernelsArgs) -> Result<Exit
     if args.quick {
         command.arg("--quick");
     }
-    if let Some(container) = &args.container {
-        command.arg("--container").arg(container);
+    if let Some(containers) = &args.container {
+        command.args(["--container", containers]);
     }
     if let Some(torch) = torch(workspace, args, &scratch)? {
         command.arg("--torch").arg(torch);
@@ -138,7 +138,7 @@ fn command_line(args: &BenchKernelsArgs) -> String {
         line += " --quick";
     }
     if args.container.is_some() {
-        line += " --container FILE";
+        line += " --container FILES";
     }
     line
 }
@@ -211,6 +211,7 @@ fn sanitizer_script() -> String {
 # usage: sanitize.sh TESTS KERNELS LOG [SECONDS]
 # Each part of the tests is a process of its own, and all run at once; one that takes more than SECONDS is cut off and named.
 set -u
+export GOSSET_TEST_REDUCED=1
 tests=$1 kernels=$2 log=$3 seconds=${{4:-{SANITIZER_SECONDS}}}
 parts=$(mktemp -d)
 check() {{

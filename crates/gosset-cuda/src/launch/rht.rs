@@ -333,7 +333,7 @@ impl Shape {
                     (false, _) => 1024,
                 },
             },
-            (true, false) => Self { chunk: 1024, threads: if width <= 4096 { 512 } else { 1024 } },
+            (true, false) => Self { chunk: 1024, threads: 512 },
         }
     }
 }

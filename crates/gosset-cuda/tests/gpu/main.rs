@@ -27,3 +27,8 @@ fn gpu() -> Option<Gpu> {
         }
     }
 }
+
+/// Whether the tests run under a sanitizer, which is 10 to 50 times slower: fewer sizes then, the same kernels.
+fn reduced() -> bool {
+    std::env::var_os("GOSSET_TEST_REDUCED").is_some()
+}
