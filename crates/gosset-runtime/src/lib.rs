@@ -28,6 +28,7 @@
 //! assert_eq!(generation.n_prompt, prompt.len());
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod arch;
 mod attention;
