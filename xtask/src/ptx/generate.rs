@@ -201,3 +201,53 @@ pub(super) fn mod_rs() -> String {
          #[rustfmt::skip]\npub(crate) mod modules;\n#[rustfmt::skip]\npub(crate) mod params;\n"
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_sides_assert_one_layout() {
+        let toml = r#"
+            [[struct]]
+            name = "AParams"
+            doc = "Doc."
+            fields = [["n", "u32"], ["x", "ptr const half", "rows"], ["t", "f32[3]"]]
+            [[module]]
+            name = "a_k2"
+            source = "a.cu"
+            targets = ["sm_80"]
+            entries = [["a", "AParams"]]
+        "#;
+        let spec = Spec::parse(toml).unwrap();
+        let (cuda, rust) = (params_cuh(&spec), params_rs(&spec));
+        for line in [
+            "struct AParams {",
+            "    const half* x;  // rows",
+            "    float t[3];",
+            "static_assert(sizeof(AParams) == 32);",
+            "static_assert(offsetof(AParams, t) == 16);",
+        ] {
+            assert!(cuda.lines().any(|l| l == line), "{line} in {cuda}");
+        }
+        for line in [
+            "pub(crate) struct AParams {",
+            "    /// `const half*`: rows",
+            "    pub(crate) x: u64,",
+            "    pub(crate) t: [f32; 3],",
+            "const _: () = assert!(size_of::<AParams>() == 32);",
+            "const _: () = assert!(offset_of!(AParams, t) == 16);",
+        ] {
+            assert!(rust.lines().any(|l| l == line), "{line} in {rust}");
+        }
+        let header = Header { inputs: "abc".into(), ptx_version: (8, 0) };
+        let modules = modules_rs(&spec, &[Built { module: &spec.modules[0], headers: vec![header] }]);
+        for line in [
+            "    AK2,",
+            "                Entry { name: \"a\", param_bytes: 32 },",
+            "                    ptx: include_str!(\"../../ptx/a_k2.sm_80.ptx\"),",
+        ] {
+            assert!(modules.lines().any(|l| l == line), "{line} in {modules}");
+        }
+    }
+}

@@ -148,6 +148,27 @@ mod tests {
     }
 
     #[test]
+    fn kernels_are_those_that_are_declared() {
+        let toml = |entry: &str, kind: &str| {
+            format!(
+                "[[struct]]\nname = \"AParams\"\nfields = [[\"x\", \"{kind}\"]]\n\
+                 [[module]]\nname = \"a\"\nsource = \"a.cu\"\nentries = [[\"{entry}\", \"AParams\"]]\n"
+            )
+        };
+        let body = ".visible .entry scale(\n.param .align 8 .b8 scale_param_0[8]\n)\n{\nret;\n}\n";
+        let check = |entry, kind, body: &str| {
+            let spec = Spec::parse(&toml(entry, kind)).unwrap();
+            check_entries(&spec, &spec.modules[0], body).map_err(|error| error.to_string())
+        };
+        assert_eq!(check("scale", "ptr float", body), Ok(()));
+        assert!(check("scale", "u32", body).unwrap_err().contains("expected one parameter of 4 bytes"));
+        assert!(check("scales", "ptr float", body).unwrap_err().contains("not among the entries"));
+        assert!(check("scale", "ptr float", "").unwrap_err().contains("found none"));
+        let two = body.replace("[8]", "[8],\n.param .u32 scale_param_1");
+        assert!(check("scale", "ptr float", &two).unwrap_err().contains("found 2"));
+    }
+
+    #[test]
     fn names_do_not_tell_where_the_source_lay() {
         let body = "_ZZN36_INTERNAL_f3de4dda_6_rht_cu_7c51160538_GLOBAL__N__f3de4dda_6_rht_cu_7c51 _6_rht_cu_";
         let want = "_ZZN36_INTERNAL_00000000_6_rht_cu_7c51160538_GLOBAL__N__00000000_6_rht_cu_7c51 _6_rht_cu_";

@@ -93,7 +93,7 @@ impl Spec {
         Self::parse(&text).with_context(|| format!("{}", path.display()))
     }
 
-    fn parse(text: &str) -> Result<Self> {
+    pub(super) fn parse(text: &str) -> Result<Self> {
         let raw: RawSpec = toml::from_str(text)?;
         let structs = raw.structs.into_iter().map(check_struct).collect::<Result<Vec<_>>>()?;
         let modules = raw.modules.into_iter().map(check_module).collect::<Result<Vec<_>>>()?;
