@@ -128,9 +128,9 @@ pub struct Args {
     /// Seed of weights and activations.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
-    /// Check the products of the matrices of this compressed model too.
-    #[arg(long, value_name = "FILE")]
-    pub container: Option<PathBuf>,
+    /// Check the products of the matrices of these compressed models too.
+    #[arg(long, value_name = "FILES", value_delimiter = ',')]
+    pub container: Vec<PathBuf>,
     /// Most matrices of the compressed model that are checked per codec and shape.
     #[arg(long, value_name = "N", default_value_t = 4)]
     pub container_matrices: usize,

@@ -9,9 +9,9 @@ use gosset_cuda::{CudaError, Gpu, Stream};
 use super::args::{Args, Op, Shape};
 use super::block::{Block, Encoded};
 use super::dense::{self, Arm, Dense, DenseWeights};
-use super::{candidates, container, decode, fixed, note, quantize, rht};
 use super::report::{Report, Row};
 use super::timing::Timing;
+use super::{candidates, container, decode, fixed, note, quantize, rht};
 
 /// The shape and batch by which a run is judged: research saw 30.4 to 33.0 us on an H200 through PyTorch.
 const GAUGE: (Shape, usize) = (Shape { rows: 14336, cols: 4096 }, 1);
@@ -97,7 +97,7 @@ pub(super) fn run(gpu: &Gpu, args: &Args, report: &mut Report) -> Result<()> {
         // What is measured is kept even if a later shape is cut off.
         super::keep(args, bench.report)?;
     }
-    if let Some(path) = &args.container {
+    for path in &args.container {
         container::run(&mut bench, path, args.container_matrices)?;
     }
     bench.judge_gauge();

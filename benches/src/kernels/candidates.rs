@@ -8,10 +8,10 @@ use super::args::{Op, Shape};
 use super::bench::{Bench, Entry};
 use super::block::{Block, Encoded};
 use super::dense;
-use super::{note, rice, shift};
 use super::product::{self, Product};
 use super::reference::{MAX_REL_ERR, Reference};
 use super::timing::{self, LAYERS};
+use super::{note, rice, shift};
 
 /// Puts copies of an encoded matrix on the device.
 pub(super) type Build = fn(&Gpu, &MatrixHeader, &[Plane<'_>], usize) -> Result<Box<dyn Product>, CudaError>;
@@ -150,12 +150,7 @@ pub(super) struct Subject<'a> {
 
 /// Products of the activations, plain and with outliers, with the dequantized rows that a matrix repeats; `rht` is the rotation
 /// of activations if those rows are in the rotated frame.
-pub(super) fn references(
-    bench: &Bench<'_>,
-    cols: usize,
-    weights: &[f32],
-    rht: Option<&Rht>,
-) -> Result<[Reference; 2]> {
+pub(super) fn references(bench: &Bench<'_>, cols: usize, weights: &[f32], rht: Option<&Rht>) -> Result<[Reference; 2]> {
     let most = bench.args.batches()?.last().copied().unwrap_or(1);
     let x = bench.activations(cols, most);
     let outliers = product::with_outliers(&x);
@@ -189,7 +184,8 @@ pub(super) fn measure(
         let (x, outliers) = (&x[..batch * shape.cols], &outliers[..batch * shape.cols]);
         let mut rel_err = product::check(bench.gpu, &bench.stream, product, shape, x, reference)?;
         rel_err = rel_err.max(product::check(bench.gpu, &bench.stream, product, shape, outliers, hard)?);
-        let valid = bench.judge(&format!("{} {codec} {variant} {shape} batch {batch}", op.name()), rel_err, MAX_REL_ERR);
+        let valid =
+            bench.judge(&format!("{} {codec} {variant} {shape} batch {batch}", op.name()), rel_err, MAX_REL_ERR);
         let entry = Entry {
             op,
             codec,

@@ -59,7 +59,8 @@ pub(super) fn run(bench: &mut Bench<'_>, path: &Path, most: usize) -> Result<()>
                 let x = product::with_outliers(&bench.activations(shape.cols, batch));
                 let reference = Reference::new(&weights, shape.cols, &x);
                 let rel_err = product::check(bench.gpu, &bench.stream, &mut *product, shape, &x, &reference)?;
-                let what = format!("{} {} {} of {name}, batch {batch}", op.name(), header.codec_name(), candidate.variant);
+                let what =
+                    format!("{} {} {} of {name}, batch {batch}", op.name(), header.codec_name(), candidate.variant);
                 let valid = bench.judge(&what, rel_err, MAX_REL_ERR);
                 bench.report.container.push(ContainerRow {
                     op: op.name().to_owned(),

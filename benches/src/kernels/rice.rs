@@ -122,11 +122,7 @@ fn build<M: RiceLayout>(
 }
 
 /// The transform that an activation goes through.
-pub(super) fn rotation(
-    gpu: &Gpu,
-    header: &MatrixHeader,
-    planes: &[Plane<'_>],
-) -> Result<Option<DeviceRht>, CudaError> {
+pub(super) fn rotation(gpu: &Gpu, header: &MatrixHeader, planes: &[Plane<'_>]) -> Result<Option<DeviceRht>, CudaError> {
     let decoder = Decoder::new(header, planes)?;
     let on_device = |rht: &Rht| DeviceRht::new(gpu, rht);
     decoder.rotation().map(on_device).transpose()
