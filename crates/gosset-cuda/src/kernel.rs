@@ -77,7 +77,7 @@ pub(crate) fn image(module: Module, capability: (u32, u32)) -> Option<&'static I
 /// A module on a device, with its kernels.
 #[derive(Debug)]
 pub(crate) struct LoadedModule {
-    name: &'static str,
+    module: Module,
     raw: sys::CUmodule,
     kernels: Mutex<HashMap<&'static str, Kernel>>,
 }
@@ -95,7 +95,7 @@ impl LoadedModule {
             return Err(CudaError::Unsupported { op: module.name(), what });
         };
         let raw = load_ptx(image.ptx, image.ptx_version, info.driver)?;
-        Ok(Self { name: module.name(), raw, kernels: Mutex::new(HashMap::new()) })
+        Ok(Self { module, raw, kernels: Mutex::new(HashMap::new()) })
     }
 
     pub(crate) fn kernel(&self, gpu: &Gpu, entry: &'static str) -> Result<Kernel, CudaError> {
@@ -107,7 +107,9 @@ impl LoadedModule {
         let name = CString::new(entry).map_err(|_| missing(format!("{entry:?} holds a zero byte")))?;
         // SAFETY: the module is loaded and never unloaded while its device lives.
         let raw = unsafe { result::module::get_function(self.raw, name) }
-            .map_err(|error| missing(format!("{} of module {}: {}", entry, self.name, reason(error))))?;
+            .map_err(|error| missing(format!("{} of module {}: {}", entry, self.module.name(), reason(error))))?;
+        let declared = self.module.entries().iter().find(|declared| declared.name == entry);
+        let param_bytes = declared.map_or(0, |declared| declared.param_bytes);
         let max_shared = gpu.info().max_shared_bytes;
         // SAFETY: `raw` is a function of a loaded module.
         let fixed = unsafe {
@@ -129,7 +131,7 @@ impl LoadedModule {
         .map_err(|error| CudaError::driver("cuFuncSetAttribute", error))?;
         // Drivers before CUDA 12.3 do not put programmatic launches into graphs.
         let programmatic = gpu.info().capability >= (9, 0) && gpu.info().driver >= (12, 3);
-        let kernel = Kernel { raw, entry, max_dynamic_bytes: dynamic, programmatic };
+        let kernel = Kernel { raw, entry, param_bytes, max_dynamic_bytes: dynamic, programmatic };
         kernels.insert(entry, kernel);
         Ok(kernel)
     }
@@ -178,6 +180,8 @@ pub(crate) fn load_ptx(text: &str, version: (u32, u32), driver: (u32, u32)) -> R
 pub(crate) struct Kernel {
     raw: sys::CUfunction,
     entry: &'static str,
+    /// Size of the parameter struct that the module was built for.
+    param_bytes: usize,
     max_dynamic_bytes: u32,
     programmatic: bool,
 }
@@ -204,6 +208,10 @@ impl Kernel {
     ) -> Result<(), CudaError> {
         if launch.grid.contains(&0) {
             return Ok(());
+        }
+        if size_of::<P>() != self.param_bytes {
+            let expected = format!("{} bytes of parameters", self.param_bytes);
+            return Err(CudaError::shape(self.entry, expected, size_of::<P>()));
         }
         if launch.shared_bytes > self.max_dynamic_bytes {
             let expected = format!("at most {} bytes of shared memory", self.max_dynamic_bytes);
