@@ -695,8 +695,9 @@ struct ShiftGemvParams {
     uint32_t x_vector;  // x allows loads of 16 bytes
     uint32_t rotation;  // 0 none, 1 tiles of 128, 2 tiles of `tile_logs`
     uint32_t add;  // f32: adds to y
+    uint32_t plain;  // one slot, one unit per part
 };
-static_assert(sizeof(ShiftGemvParams) == 160);
+static_assert(sizeof(ShiftGemvParams) == 168);
 static_assert(offsetof(ShiftGemvParams, words) == 0);
 static_assert(offsetof(ShiftGemvParams, histories) == 8);
 static_assert(offsetof(ShiftGemvParams, table) == 16);
@@ -727,6 +728,7 @@ static_assert(offsetof(ShiftGemvParams, y_type) == 144);
 static_assert(offsetof(ShiftGemvParams, x_vector) == 148);
 static_assert(offsetof(ShiftGemvParams, rotation) == 152);
 static_assert(offsetof(ShiftGemvParams, add) == 156);
+static_assert(offsetof(ShiftGemvParams, plain) == 160);
 
 // Whole row tiles, dequantized in the rotated frame (shift_any.cu).
 struct ShiftDecodeParams {

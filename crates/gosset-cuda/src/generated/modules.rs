@@ -92,29 +92,29 @@ pub(crate) enum Module {
     ShiftAny,
     /// `shift_prepare.cu`
     ShiftPrepare,
-    /// `shift_gemv.cu -DBITS=2 -DWIDE=0`
+    /// `shift_gemv.cu -DBITS=2 -DKIND=0`
     ShiftGemvK2,
-    /// `shift_gemv.cu -DBITS=2 -DWIDE=1`
+    /// `shift_gemv.cu -DBITS=2 -DKIND=1`
+    ShiftGemvK2Rows,
+    /// `shift_gemv.cu -DBITS=2 -DKIND=2`
     ShiftGemvK2Wide,
-    /// `shift_few.cu -DBITS=2`
-    ShiftFewK2,
-    /// `shift_gemm.cu -DBITS=2 -DWIDE=0`
+    /// `shift_gemm.cu -DBITS=2`
     ShiftGemmK2,
-    /// `shift_gemv.cu -DBITS=3 -DWIDE=0`
+    /// `shift_gemv.cu -DBITS=3 -DKIND=0`
     ShiftGemvK3,
-    /// `shift_gemv.cu -DBITS=3 -DWIDE=1`
+    /// `shift_gemv.cu -DBITS=3 -DKIND=1`
+    ShiftGemvK3Rows,
+    /// `shift_gemv.cu -DBITS=3 -DKIND=2`
     ShiftGemvK3Wide,
-    /// `shift_few.cu -DBITS=3`
-    ShiftFewK3,
-    /// `shift_gemm.cu -DBITS=3 -DWIDE=0`
+    /// `shift_gemm.cu -DBITS=3`
     ShiftGemmK3,
-    /// `shift_gemv.cu -DBITS=4 -DWIDE=0`
+    /// `shift_gemv.cu -DBITS=4 -DKIND=0`
     ShiftGemvK4,
-    /// `shift_gemv.cu -DBITS=4 -DWIDE=1`
+    /// `shift_gemv.cu -DBITS=4 -DKIND=1`
+    ShiftGemvK4Rows,
+    /// `shift_gemv.cu -DBITS=4 -DKIND=2`
     ShiftGemvK4Wide,
-    /// `shift_few.cu -DBITS=4`
-    ShiftFewK4,
-    /// `shift_gemm.cu -DBITS=4 -DWIDE=0`
+    /// `shift_gemm.cu -DBITS=4`
     ShiftGemmK4,
     /// `fixed.cu -DBITS=2`
     FixedK2,
@@ -158,16 +158,16 @@ impl Module {
         Module::ShiftAny,
         Module::ShiftPrepare,
         Module::ShiftGemvK2,
+        Module::ShiftGemvK2Rows,
         Module::ShiftGemvK2Wide,
-        Module::ShiftFewK2,
         Module::ShiftGemmK2,
         Module::ShiftGemvK3,
+        Module::ShiftGemvK3Rows,
         Module::ShiftGemvK3Wide,
-        Module::ShiftFewK3,
         Module::ShiftGemmK3,
         Module::ShiftGemvK4,
+        Module::ShiftGemvK4Rows,
         Module::ShiftGemvK4Wide,
-        Module::ShiftFewK4,
         Module::ShiftGemmK4,
         Module::FixedK2,
         Module::FixedK4,
@@ -209,16 +209,16 @@ impl Module {
             Module::ShiftAny => "shift_any",
             Module::ShiftPrepare => "shift_prepare",
             Module::ShiftGemvK2 => "shift_gemv_k2",
+            Module::ShiftGemvK2Rows => "shift_gemv_k2_rows",
             Module::ShiftGemvK2Wide => "shift_gemv_k2_wide",
-            Module::ShiftFewK2 => "shift_few_k2",
             Module::ShiftGemmK2 => "shift_gemm_k2",
             Module::ShiftGemvK3 => "shift_gemv_k3",
+            Module::ShiftGemvK3Rows => "shift_gemv_k3_rows",
             Module::ShiftGemvK3Wide => "shift_gemv_k3_wide",
-            Module::ShiftFewK3 => "shift_few_k3",
             Module::ShiftGemmK3 => "shift_gemm_k3",
             Module::ShiftGemvK4 => "shift_gemv_k4",
+            Module::ShiftGemvK4Rows => "shift_gemv_k4_rows",
             Module::ShiftGemvK4Wide => "shift_gemv_k4_wide",
-            Module::ShiftFewK4 => "shift_few_k4",
             Module::ShiftGemmK4 => "shift_gemm_k4",
             Module::FixedK2 => "fixed_k2",
             Module::FixedK4 => "fixed_k4",
@@ -360,17 +360,15 @@ impl Module {
                 Entry { name: "shift_reduce", param_bytes: 48 },
             ],
             Module::ShiftGemvK2 => &[
-                Entry { name: "shift_gemv_quantiles_rows", param_bytes: 160 },
-                Entry { name: "shift_gemv_quantiles_tiles", param_bytes: 160 },
-                Entry { name: "shift_gemv_pairs_rows", param_bytes: 160 },
-                Entry { name: "shift_gemv_pairs_tiles", param_bytes: 160 },
+                Entry { name: "shift_gemv_quantiles_tiles", param_bytes: 168 },
+                Entry { name: "shift_gemv_pairs_tiles", param_bytes: 168 },
+            ],
+            Module::ShiftGemvK2Rows => &[
+                Entry { name: "shift_gemv_quantiles_rows", param_bytes: 168 },
+                Entry { name: "shift_gemv_pairs_rows", param_bytes: 168 },
             ],
             Module::ShiftGemvK2Wide => &[
-                Entry { name: "shift_gemv_quantiles_tiles", param_bytes: 160 },
-            ],
-            Module::ShiftFewK2 => &[
-                Entry { name: "shift_few_quantiles", param_bytes: 80 },
-                Entry { name: "shift_few_pairs", param_bytes: 80 },
+                Entry { name: "shift_gemv_quantiles_tiles", param_bytes: 168 },
             ],
             Module::ShiftGemmK2 => &[
                 Entry { name: "shift_gemm_8_quantiles_tiles", param_bytes: 112 },
@@ -379,17 +377,15 @@ impl Module {
                 Entry { name: "shift_gemm_64_pairs_tiles", param_bytes: 112 },
             ],
             Module::ShiftGemvK3 => &[
-                Entry { name: "shift_gemv_quantiles_rows", param_bytes: 160 },
-                Entry { name: "shift_gemv_quantiles_tiles", param_bytes: 160 },
-                Entry { name: "shift_gemv_pairs_rows", param_bytes: 160 },
-                Entry { name: "shift_gemv_pairs_tiles", param_bytes: 160 },
+                Entry { name: "shift_gemv_quantiles_tiles", param_bytes: 168 },
+                Entry { name: "shift_gemv_pairs_tiles", param_bytes: 168 },
+            ],
+            Module::ShiftGemvK3Rows => &[
+                Entry { name: "shift_gemv_quantiles_rows", param_bytes: 168 },
+                Entry { name: "shift_gemv_pairs_rows", param_bytes: 168 },
             ],
             Module::ShiftGemvK3Wide => &[
-                Entry { name: "shift_gemv_quantiles_tiles", param_bytes: 160 },
-            ],
-            Module::ShiftFewK3 => &[
-                Entry { name: "shift_few_quantiles", param_bytes: 80 },
-                Entry { name: "shift_few_pairs", param_bytes: 80 },
+                Entry { name: "shift_gemv_quantiles_tiles", param_bytes: 168 },
             ],
             Module::ShiftGemmK3 => &[
                 Entry { name: "shift_gemm_8_quantiles_tiles", param_bytes: 112 },
@@ -398,17 +394,15 @@ impl Module {
                 Entry { name: "shift_gemm_64_pairs_tiles", param_bytes: 112 },
             ],
             Module::ShiftGemvK4 => &[
-                Entry { name: "shift_gemv_quantiles_rows", param_bytes: 160 },
-                Entry { name: "shift_gemv_quantiles_tiles", param_bytes: 160 },
-                Entry { name: "shift_gemv_pairs_rows", param_bytes: 160 },
-                Entry { name: "shift_gemv_pairs_tiles", param_bytes: 160 },
+                Entry { name: "shift_gemv_quantiles_tiles", param_bytes: 168 },
+                Entry { name: "shift_gemv_pairs_tiles", param_bytes: 168 },
+            ],
+            Module::ShiftGemvK4Rows => &[
+                Entry { name: "shift_gemv_quantiles_rows", param_bytes: 168 },
+                Entry { name: "shift_gemv_pairs_rows", param_bytes: 168 },
             ],
             Module::ShiftGemvK4Wide => &[
-                Entry { name: "shift_gemv_quantiles_tiles", param_bytes: 160 },
-            ],
-            Module::ShiftFewK4 => &[
-                Entry { name: "shift_few_quantiles", param_bytes: 80 },
-                Entry { name: "shift_few_pairs", param_bytes: 80 },
+                Entry { name: "shift_gemv_quantiles_tiles", param_bytes: 168 },
             ],
             Module::ShiftGemmK4 => &[
                 Entry { name: "shift_gemm_8_quantiles_tiles", param_bytes: 112 },
@@ -762,55 +756,49 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "13ce6f9ff82c60cb18c77c14dea22893839c71881a0c9d91ef17a559fce94a10",
+                    hash: "bbc260c49344aee8e4b125ab26ed430bc16f89726a6a3a43062e6fa5d937465e",
                     ptx: include_str!("../../ptx/shift_gemv_k2.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "4d240867f5fed56d058e9e99efb1386ad03fc573ddc2b975644639d41ddcbe65",
+                    hash: "95cfef60841c83074ac36887c4ced132cd4dea9c6eef19a67fc4922ebd2a9ece",
                     ptx: include_str!("../../ptx/shift_gemv_k2.sm_90a.ptx"),
+                },
+            ],
+            Module::ShiftGemvK2Rows => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "d1155088b7e7ff6806809a07ef23ecec1eb176887e1e5f35c777d64ccffcc63c",
+                    ptx: include_str!("../../ptx/shift_gemv_k2_rows.sm_80.ptx"),
                 },
             ],
             Module::ShiftGemvK2Wide => &[
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "5d5bd1d4dc5ff1c49d524f772cf8f4b0c5353a7d5504eaa15210d8f97b35ecaf",
+                    hash: "36b22aca07adc40436214f4f8161b38b31c20ca69caa141c80c735cad2c6c06a",
                     ptx: include_str!("../../ptx/shift_gemv_k2_wide.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "3eacb131d4e629211debdef33412e10c8e4d6e039c07463e31e5d9dc666255f5",
+                    hash: "341b85ba0e84faea9d688f69834ea857acfce7a563788fc36b9c4ace0861b5de",
                     ptx: include_str!("../../ptx/shift_gemv_k2_wide.sm_90a.ptx"),
-                },
-            ],
-            Module::ShiftFewK2 => &[
-                Image {
-                    target: "sm_80",
-                    ptx_version: (8, 0),
-                    hash: "b7e22e760e2492789e23948e369f617a2e68082383da06ca5ff6aa1e65565060",
-                    ptx: include_str!("../../ptx/shift_few_k2.sm_80.ptx"),
-                },
-                Image {
-                    target: "sm_90a",
-                    ptx_version: (8, 0),
-                    hash: "7cb2a1bcdff89ab5d2bfdf455536d393af6afa3646f17951b75e76ae7fbf6bde",
-                    ptx: include_str!("../../ptx/shift_few_k2.sm_90a.ptx"),
                 },
             ],
             Module::ShiftGemmK2 => &[
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "bc1da5b6fe11342727cd407397a52f7882ac9b0410c603f7b33c45f3b13b88d4",
+                    hash: "3acbdfc65ccb9473c100b806154fcee7434035a5c4067979210b2679e7bf76e9",
                     ptx: include_str!("../../ptx/shift_gemm_k2.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "b586a307833630e9bff069b7dad1a7e27382dc5d76d9200f4fed89461ba41210",
+                    hash: "d2ca8ed1a35521f70cb5d658fafa040e34e7750f3c6dc5bccaba4fbd1fa2f9f3",
                     ptx: include_str!("../../ptx/shift_gemm_k2.sm_90a.ptx"),
                 },
             ],
@@ -818,55 +806,49 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "e09e4785c37631671e8ebb109e39a902d7eb93829f2695b44ff1167d46bed627",
+                    hash: "e3f957aa1881d0f70099ac347fcf22a75565026ec9e8345842382010dc2f9d3a",
                     ptx: include_str!("../../ptx/shift_gemv_k3.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "f7e3c42fce5e6dbbd780f22cd38835ec5c1f5478c12bf1f75a7d3886e4f49a5f",
+                    hash: "cb81845680d4e448541a61d7ba9033a37218ce05fca941bc71e61d1fe12518d5",
                     ptx: include_str!("../../ptx/shift_gemv_k3.sm_90a.ptx"),
+                },
+            ],
+            Module::ShiftGemvK3Rows => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "526f78af792e5746b07ec496117a45253fc5f32720cd0302c634fbfda4fb33c3",
+                    ptx: include_str!("../../ptx/shift_gemv_k3_rows.sm_80.ptx"),
                 },
             ],
             Module::ShiftGemvK3Wide => &[
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "d87b9ccb1d5b94649e5c993b9763aed41967de7a0dfd6f771d7844f84208b246",
+                    hash: "1e7a9317a4d7cd91ae11321e314300a31483793ffa70cdef4e6ecefbbf4c6090",
                     ptx: include_str!("../../ptx/shift_gemv_k3_wide.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "49a5c308c49ff11de3a09666cbef5bfbabd7257bbaabd8b56f1a881c2b7d8661",
+                    hash: "c08f17175cc82f55998ca78a8ff4d4031425539cacdc7c8b28c933221728c180",
                     ptx: include_str!("../../ptx/shift_gemv_k3_wide.sm_90a.ptx"),
-                },
-            ],
-            Module::ShiftFewK3 => &[
-                Image {
-                    target: "sm_80",
-                    ptx_version: (8, 0),
-                    hash: "430c231a62edf7279a1566105013ef826a8f01aeeafc7401f6ec63a7cd9a07f7",
-                    ptx: include_str!("../../ptx/shift_few_k3.sm_80.ptx"),
-                },
-                Image {
-                    target: "sm_90a",
-                    ptx_version: (8, 0),
-                    hash: "d0c585771dbc61c24342aaaccf71277adaa2fe2c4b322fe3b293bd906cebad9e",
-                    ptx: include_str!("../../ptx/shift_few_k3.sm_90a.ptx"),
                 },
             ],
             Module::ShiftGemmK3 => &[
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "806706690e216ab2b2bd358976d32887826653aa055d55b7c280d1b102b9f1fc",
+                    hash: "91ec9cf739da4df0c67a24bf19f65e11fa5d10a03048db7f04cc081baeea815d",
                     ptx: include_str!("../../ptx/shift_gemm_k3.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "1c18c7c4d0b8118446b0cfd37328f627ad1b74041abc6803de35bee5ff8930d3",
+                    hash: "6a0bc8734d6ce91166e83d51b1fbb394e49adc3973953993b18a5a1b42617e1f",
                     ptx: include_str!("../../ptx/shift_gemm_k3.sm_90a.ptx"),
                 },
             ],
@@ -874,55 +856,49 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "c292b44892522c5666b9df7ab2afaf7ff5c7e3f9311c23a06cebdcd6173014b4",
+                    hash: "92f389406ee82c8f106e488227f009356161c6f3709d43c44d4f14d6d90246b3",
                     ptx: include_str!("../../ptx/shift_gemv_k4.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "cc75b32465a36e7525c0118a4a1d6ebdcef37f53113a530bb3e61510e22520ce",
+                    hash: "05dc6c277566bccab1f60f776ff0c9968884a1ca4cdd591b2d4a90e422f2c408",
                     ptx: include_str!("../../ptx/shift_gemv_k4.sm_90a.ptx"),
+                },
+            ],
+            Module::ShiftGemvK4Rows => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "8c99c72d4e336116bf3a4b69c61590fcbfd3f1b03c723da20ae974e92eb20f49",
+                    ptx: include_str!("../../ptx/shift_gemv_k4_rows.sm_80.ptx"),
                 },
             ],
             Module::ShiftGemvK4Wide => &[
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "24bacd3e630f47e7a8ffee9e418b6aab3d5d3a8232141537130978eeea0b806f",
+                    hash: "518d2c2850ea19645fcbfdcf3f280581e42579faff27e932368863de459829f7",
                     ptx: include_str!("../../ptx/shift_gemv_k4_wide.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "34e99ee538216667b5931bd511f0eb7673fb8e203285bb8932341d3ff0a7d971",
+                    hash: "21aa8775632b39777d4133716c678f60b75c90fb17de105b8154d790b058cbc0",
                     ptx: include_str!("../../ptx/shift_gemv_k4_wide.sm_90a.ptx"),
-                },
-            ],
-            Module::ShiftFewK4 => &[
-                Image {
-                    target: "sm_80",
-                    ptx_version: (8, 0),
-                    hash: "4b0c69523a483ad721d95d37dcb5ec41fee94b51280ef976492f29e69baa4dfb",
-                    ptx: include_str!("../../ptx/shift_few_k4.sm_80.ptx"),
-                },
-                Image {
-                    target: "sm_90a",
-                    ptx_version: (8, 0),
-                    hash: "06c2ca86850191ded6e702b5dcb30c597d527b3414e93978f3832447882725ec",
-                    ptx: include_str!("../../ptx/shift_few_k4.sm_90a.ptx"),
                 },
             ],
             Module::ShiftGemmK4 => &[
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "c5b9be24080c09eb912fbd9c34b425933dc4b3624392844b5bdee0ef1d34a776",
+                    hash: "e274877ecabff4b997db3ac713ec4f337c405ed48902c6b183fa3a3350f548ce",
                     ptx: include_str!("../../ptx/shift_gemm_k4.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "360222eb26287a06f1b8ac5c6a3e6a92120dee181bfcf6aa1785dc338b4cc305",
+                    hash: "b4a882f5b0fcb878217bd9a3007ede1293ebfc3d230c96a8cce4dbef5712f95f",
                     ptx: include_str!("../../ptx/shift_gemm_k4.sm_90a.ptx"),
                 },
             ],

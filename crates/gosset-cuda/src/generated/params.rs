@@ -1139,9 +1139,11 @@ pub(crate) struct ShiftGemvParams {
     pub(crate) rotation: u32,
     /// f32: adds to y
     pub(crate) add: u32,
+    /// one slot, one unit per part
+    pub(crate) plain: u32,
 }
 
-const _: () = assert!(size_of::<ShiftGemvParams>() == 160);
+const _: () = assert!(size_of::<ShiftGemvParams>() == 168);
 const _: () = assert!(offset_of!(ShiftGemvParams, words) == 0);
 const _: () = assert!(offset_of!(ShiftGemvParams, histories) == 8);
 const _: () = assert!(offset_of!(ShiftGemvParams, table) == 16);
@@ -1172,6 +1174,7 @@ const _: () = assert!(offset_of!(ShiftGemvParams, y_type) == 144);
 const _: () = assert!(offset_of!(ShiftGemvParams, x_vector) == 148);
 const _: () = assert!(offset_of!(ShiftGemvParams, rotation) == 152);
 const _: () = assert!(offset_of!(ShiftGemvParams, add) == 156);
+const _: () = assert!(offset_of!(ShiftGemvParams, plain) == 160);
 
 // SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
 unsafe impl Params for ShiftGemvParams {}

@@ -78,8 +78,23 @@ impl RiceScratch {
             n_partial = n_partial.max(matrix.n_partial(n_batch));
             n_counters = n_counters.max(matrix.n_groups as usize);
         }
+        Self::of_len(gpu, n_partial, n_counters)
+    }
+
+    /// Scratch of so many sums and counters.
+    pub(super) fn of_len(gpu: &Gpu, n_partial: usize, n_counters: usize) -> Result<Self, CudaError> {
         // Counters begin at zero, and every launch leaves them so.
-        Ok(Self { partial: gpu.alloc(n_partial)?, counters: gpu.alloc(n_counters)? })
+        Ok(Self { partial: gpu.alloc(n_partial.max(1))?, counters: gpu.alloc(n_counters.max(1))? })
+    }
+
+    /// The device's addresses of at least so many sums and counters.
+    pub(super) fn pointers(&mut self, n_partial: usize, n_counters: usize) -> Result<(u64, u64), CudaError> {
+        let found = (self.partial.len(), self.counters.len());
+        if n_partial > found.0 || n_counters > found.1 {
+            let expected = format!("{n_partial} sums and {n_counters} counters, or more");
+            return Err(CudaError::shape("scratch of a product", expected, format!("{} and {}", found.0, found.1)));
+        }
+        Ok((self.partial.as_mut().ptr(), self.counters.as_mut().ptr()))
     }
 
     /// Bytes on the device.
@@ -190,10 +205,6 @@ impl RicePlanes {
         let mut done = 0;
         while done < n_batch {
             let (kernel, now, n_warps) = self.fit(gpu, n_batch - done)?;
-            let (needed, found) = (self.n_partial(now), scratch.partial.len());
-            if needed > found || self.n_groups as usize > scratch.counters.len() {
-                return Err(CudaError::shape("scratch of a product", format!("{needed} sums or more"), found));
-            }
             let x = x.slice(done * self.cols()..(done + now) * self.cols())?;
             let y = y.reborrow().slice(done * self.rows()..(done + now) * self.rows())?;
             // SAFETY: lengths were checked; the layout was made on the host and indexes itself only.
@@ -253,7 +264,7 @@ impl RicePlanes {
     /// Launches a product of `n_batch` columns.
     ///
     /// # Safety
-    /// `x` has `n_batch * cols` elements, `y` has `n_batch * rows`, and scratch is large enough.
+    /// `x` has `n_batch * cols` elements and `y` has `n_batch * rows`.
     #[expect(clippy::too_many_arguments, reason = "one launch and its variant")]
     unsafe fn launch(
         &self,
@@ -265,6 +276,7 @@ impl RicePlanes {
         y: DevSliceMut<'_, f32>,
         scratch: &mut RiceScratch,
     ) -> Result<(), CudaError> {
+        let (partial, counters) = scratch.pointers(self.n_partial(n_batch), self.n_groups as usize)?;
         let params = RiceGemvParams {
             planes: self.planes.as_slice().ptr(),
             unary: self.unary.as_slice().ptr(),
@@ -275,8 +287,8 @@ impl RicePlanes {
             x: x.ptr(),
             scales: self.scales.as_slice().ptr(),
             y: y.ptr(),
-            partial: scratch.partial.as_mut().ptr(),
-            counters: scratch.counters.as_mut().ptr(),
+            partial,
+            counters,
             rows: self.rows,
             cols: self.cols,
             n_groups: self.n_groups,
