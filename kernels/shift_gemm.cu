@@ -9,7 +9,7 @@
 //
 // Shared memory: 1024 + 131072 (table) + 2 x 32768 (stages), dynamic; sums of parts take the place of the stages.
 //
-// Tiles only. Defines: BITS (2 to 4), WIDE (0: L <= 17, 1: L = 18). Caller: gosset-cuda/src/launch/shift_gemm.rs.
+// Tiles and L <= 17 only. Defines: BITS (2 to 4). Caller: gosset-cuda/src/launch/shift_gemm.rs.
 
 #include "params.cuh"
 #include "shift.cuh"
@@ -179,7 +179,7 @@ __device__ __forceinline__ void gemm(const ShiftGemmParams& p) {
 
 #define GEMM(name, pairs, blocks, parts)                                                                          \
     extern "C" __global__ void __launch_bounds__(256 * parts, 1) name(const __grid_constant__ ShiftGemmParams p) { \
-        gemm<Format<BITS, pairs, false, WIDE != 0>, blocks, parts>(p);                                            \
+        gemm<Format<BITS, pairs, false, false>, blocks, parts>(p);                                                \
     }
 
 GEMM(shift_gemm_8_quantiles_tiles, false, 1, 4)

@@ -98,6 +98,8 @@ pub(crate) enum Module {
     ShiftGemvK2Rows,
     /// `shift_gemv.cu -DBITS=2 -DKIND=2`
     ShiftGemvK2Wide,
+    /// `shift_few.cu -DBITS=2`
+    ShiftFewK2,
     /// `shift_gemm.cu -DBITS=2`
     ShiftGemmK2,
     /// `shift_gemv.cu -DBITS=3 -DKIND=0`
@@ -106,6 +108,8 @@ pub(crate) enum Module {
     ShiftGemvK3Rows,
     /// `shift_gemv.cu -DBITS=3 -DKIND=2`
     ShiftGemvK3Wide,
+    /// `shift_few.cu -DBITS=3`
+    ShiftFewK3,
     /// `shift_gemm.cu -DBITS=3`
     ShiftGemmK3,
     /// `shift_gemv.cu -DBITS=4 -DKIND=0`
@@ -114,6 +118,8 @@ pub(crate) enum Module {
     ShiftGemvK4Rows,
     /// `shift_gemv.cu -DBITS=4 -DKIND=2`
     ShiftGemvK4Wide,
+    /// `shift_few.cu -DBITS=4`
+    ShiftFewK4,
     /// `shift_gemm.cu -DBITS=4`
     ShiftGemmK4,
     /// `fixed.cu -DBITS=2`
@@ -160,14 +166,17 @@ impl Module {
         Module::ShiftGemvK2,
         Module::ShiftGemvK2Rows,
         Module::ShiftGemvK2Wide,
+        Module::ShiftFewK2,
         Module::ShiftGemmK2,
         Module::ShiftGemvK3,
         Module::ShiftGemvK3Rows,
         Module::ShiftGemvK3Wide,
+        Module::ShiftFewK3,
         Module::ShiftGemmK3,
         Module::ShiftGemvK4,
         Module::ShiftGemvK4Rows,
         Module::ShiftGemvK4Wide,
+        Module::ShiftFewK4,
         Module::ShiftGemmK4,
         Module::FixedK2,
         Module::FixedK4,
@@ -211,14 +220,17 @@ impl Module {
             Module::ShiftGemvK2 => "shift_gemv_k2",
             Module::ShiftGemvK2Rows => "shift_gemv_k2_rows",
             Module::ShiftGemvK2Wide => "shift_gemv_k2_wide",
+            Module::ShiftFewK2 => "shift_few_k2",
             Module::ShiftGemmK2 => "shift_gemm_k2",
             Module::ShiftGemvK3 => "shift_gemv_k3",
             Module::ShiftGemvK3Rows => "shift_gemv_k3_rows",
             Module::ShiftGemvK3Wide => "shift_gemv_k3_wide",
+            Module::ShiftFewK3 => "shift_few_k3",
             Module::ShiftGemmK3 => "shift_gemm_k3",
             Module::ShiftGemvK4 => "shift_gemv_k4",
             Module::ShiftGemvK4Rows => "shift_gemv_k4_rows",
             Module::ShiftGemvK4Wide => "shift_gemv_k4_wide",
+            Module::ShiftFewK4 => "shift_few_k4",
             Module::ShiftGemmK4 => "shift_gemm_k4",
             Module::FixedK2 => "fixed_k2",
             Module::FixedK4 => "fixed_k4",
@@ -370,6 +382,10 @@ impl Module {
             Module::ShiftGemvK2Wide => &[
                 Entry { name: "shift_gemv_quantiles_tiles", param_bytes: 168 },
             ],
+            Module::ShiftFewK2 => &[
+                Entry { name: "shift_few_quantiles", param_bytes: 80 },
+                Entry { name: "shift_few_pairs", param_bytes: 80 },
+            ],
             Module::ShiftGemmK2 => &[
                 Entry { name: "shift_gemm_8_quantiles_tiles", param_bytes: 112 },
                 Entry { name: "shift_gemm_8_pairs_tiles", param_bytes: 112 },
@@ -387,6 +403,10 @@ impl Module {
             Module::ShiftGemvK3Wide => &[
                 Entry { name: "shift_gemv_quantiles_tiles", param_bytes: 168 },
             ],
+            Module::ShiftFewK3 => &[
+                Entry { name: "shift_few_quantiles", param_bytes: 80 },
+                Entry { name: "shift_few_pairs", param_bytes: 80 },
+            ],
             Module::ShiftGemmK3 => &[
                 Entry { name: "shift_gemm_8_quantiles_tiles", param_bytes: 112 },
                 Entry { name: "shift_gemm_8_pairs_tiles", param_bytes: 112 },
@@ -403,6 +423,10 @@ impl Module {
             ],
             Module::ShiftGemvK4Wide => &[
                 Entry { name: "shift_gemv_quantiles_tiles", param_bytes: 168 },
+            ],
+            Module::ShiftFewK4 => &[
+                Entry { name: "shift_few_quantiles", param_bytes: 80 },
+                Entry { name: "shift_few_pairs", param_bytes: 80 },
             ],
             Module::ShiftGemmK4 => &[
                 Entry { name: "shift_gemm_8_quantiles_tiles", param_bytes: 112 },
@@ -788,6 +812,20 @@ impl Module {
                     ptx: include_str!("../../ptx/shift_gemv_k2_wide.sm_90a.ptx"),
                 },
             ],
+            Module::ShiftFewK2 => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "b7e22e760e2492789e23948e369f617a2e68082383da06ca5ff6aa1e65565060",
+                    ptx: include_str!("../../ptx/shift_few_k2.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "7cb2a1bcdff89ab5d2bfdf455536d393af6afa3646f17951b75e76ae7fbf6bde",
+                    ptx: include_str!("../../ptx/shift_few_k2.sm_90a.ptx"),
+                },
+            ],
             Module::ShiftGemmK2 => &[
                 Image {
                     target: "sm_80",
@@ -838,6 +876,20 @@ impl Module {
                     ptx: include_str!("../../ptx/shift_gemv_k3_wide.sm_90a.ptx"),
                 },
             ],
+            Module::ShiftFewK3 => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "430c231a62edf7279a1566105013ef826a8f01aeeafc7401f6ec63a7cd9a07f7",
+                    ptx: include_str!("../../ptx/shift_few_k3.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "d0c585771dbc61c24342aaaccf71277adaa2fe2c4b322fe3b293bd906cebad9e",
+                    ptx: include_str!("../../ptx/shift_few_k3.sm_90a.ptx"),
+                },
+            ],
             Module::ShiftGemmK3 => &[
                 Image {
                     target: "sm_80",
@@ -886,6 +938,20 @@ impl Module {
                     ptx_version: (8, 0),
                     hash: "21aa8775632b39777d4133716c678f60b75c90fb17de105b8154d790b058cbc0",
                     ptx: include_str!("../../ptx/shift_gemv_k4_wide.sm_90a.ptx"),
+                },
+            ],
+            Module::ShiftFewK4 => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "4b0c69523a483ad721d95d37dcb5ec41fee94b51280ef976492f29e69baa4dfb",
+                    ptx: include_str!("../../ptx/shift_few_k4.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "06c2ca86850191ded6e702b5dcb30c597d527b3414e93978f3832447882725ec",
+                    ptx: include_str!("../../ptx/shift_few_k4.sm_90a.ptx"),
                 },
             ],
             Module::ShiftGemmK4 => &[

@@ -388,12 +388,14 @@ impl ShiftMatrix {
                 x_vector: (x.ptr() % 16 == 0).into(),
                 rotation,
                 add: (first_unit > 0).into(),
+                plain: (cut.n_slots == 1 && cut.n_parts == n_units).into(),
             };
             let launch = Launch {
                 grid: [cut.grid, 1, 1],
                 block: [32, cut.n_parts, cut.n_slots],
                 shared_bytes: cut.shared_bytes,
-                programmatic: true,
+                // The kernels of rows are not built for programmatic launches.
+                programmatic: self.spec().order != ShiftOrder::Rows,
             };
             // SAFETY: x and y have the lengths of the matrix, checked above; the others are the matrix's own.
             unsafe { kernel.launch(stream, launch, &params) }?;
@@ -574,13 +576,17 @@ impl ShiftMatrix {
         if wide && (spec.code, spec.order) != (ShiftCode::Quantiles, ShiftOrder::Tiles) || !self.has_shared() {
             return None;
         }
-        let modules = match spec.bits {
-            2 => [M::ShiftGemvK2, M::ShiftGemvK2Wide],
-            3 => [M::ShiftGemvK3, M::ShiftGemvK3Wide],
-            4 => [M::ShiftGemvK4, M::ShiftGemvK4Wide],
+        let [tiles, rows, of_wide] = match spec.bits {
+            2 => [M::ShiftGemvK2, M::ShiftGemvK2Rows, M::ShiftGemvK2Wide],
+            3 => [M::ShiftGemvK3, M::ShiftGemvK3Rows, M::ShiftGemvK3Wide],
+            4 => [M::ShiftGemvK4, M::ShiftGemvK4Rows, M::ShiftGemvK4Wide],
             _ => return None,
         };
-        Some(modules[usize::from(wide)])
+        Some(match spec.order {
+            _ if wide => of_wide,
+            ShiftOrder::Rows => rows,
+            _ => tiles,
+        })
     }
 }
 
