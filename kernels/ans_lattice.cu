@@ -47,13 +47,13 @@ extern "C" __global__ void __launch_bounds__(32) ans_lattice(const __grid_consta
     const uint64_t n = static_cast<uint64_t>(p.rows) * p.cols;
     const uint64_t first = exists ? static_cast<uint64_t>(stream) * kStreamLen : n;
     const uint32_t n_values = static_cast<uint32_t>(min(n - first, static_cast<uint64_t>(kStreamLen)));
-    const uint32_t* const words = exists ? p.words + p.starts[stream] : p.words;
-    const uint32_t n_words = exists ? static_cast<uint32_t>(p.starts[stream + 1] - p.starts[stream]) : 0;
+    const uint64_t start = exists ? p.starts[stream] : 0;
+    const uint32_t n_words = exists ? static_cast<uint32_t>(p.starts[stream + 1] - start) : 0;
     const decoded::Target target{
         p.out, p.scales, nullptr, 0, p.cols, p.kind, p.step, p.dim == 2 ? 1.7320508f : 1.0f};
 
     ans::Decoder decoder;
-    decoder.open(words, words + n_words);
+    decoder.open(p.words, p.starts[p.n_streams], start);
     decoded::Place place;
     place.open(first, p.cols);
     int* const points = tile + threadIdx.x * decoded::kStride;
@@ -90,5 +90,5 @@ extern "C" __global__ void __launch_bounds__(32) ans_lattice(const __grid_consta
         }
         fits &= decoded::store_tile(target, tile, n_tile, place);
     }
-    if (exists && (!fits || !decoder.finished(words, n_words))) atomicMin(p.status, 1u + stream);
+    if (exists && (!fits || !decoder.finished(p.words + start, n_words))) atomicMin(p.status, 1u + stream);
 }

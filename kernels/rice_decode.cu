@@ -47,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(64) rice_decode(const __grid_consta
         p.out, p.scales, nullptr, 0, p.cols, p.kind, p.step, p.dim == 2 ? 1.7320508f : 1.0f};
 
     BitReader bits{};
-    if (exists) bits.open(p.words, p.bases[stream / rice::kStreamsPerPage] + p.offsets[stream], p.words + p.n_words);
+    if (exists) bits.open(p.words, p.n_words, p.bases[stream / rice::kStreamsPerPage] + p.offsets[stream]);
     decoded::Place place;
     place.open(first, p.cols);
     int* const tile = tiles + (threadIdx.x & ~31u) * decoded::kStride;

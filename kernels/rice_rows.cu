@@ -28,7 +28,7 @@ __device__ __forceinline__ float part(const RiceRowsParams& p, const float* x, u
         const uint64_t first = stream * rice::kStreamLen;
         const uint64_t stop = min(min(first + rice::kStreamLen, (n + N - 1) / N * N), (to + N - 1) / N * N);
         BitReader bits;
-        bits.open(p.words, p.bases[stream / rice::kStreamsPerPage] + p.offsets[stream], p.words + p.n_words);
+        bits.open(p.words, p.n_words, p.bases[stream / rice::kStreamsPerPage] + p.offsets[stream]);
 #pragma unroll 1
         for (uint64_t at = first; at < stop; at += N) {
             uint32_t s[N];
@@ -38,9 +38,20 @@ __device__ __forceinline__ float part(const RiceRowsParams& p, const float* x, u
             rice::unstrip<N>(s, y);
             // Blocks reach across rows; a column before the row is beyond all columns as an unsigned number.
             const uint64_t col = at - from;
+            if (N % 4 == 0 && p.cols % N == 0 && (reinterpret_cast<uintptr_t>(x) & 15u) == 0) {
+                if (col < p.cols) {
 #pragma unroll
-            for (int i = 0; i < N; ++i) {
-                if (col + i < p.cols) sum += rice::embed<N>(y[i], i) * __ldg(x + col + i);
+                    for (int i = 0; i + 4 <= N; i += 4) {
+                        const float4 v = __ldg(reinterpret_cast<const float4*>(x + col + i));
+                        sum += static_cast<float>(y[i]) * v.x + static_cast<float>(y[i + 1]) * v.y +
+                               static_cast<float>(y[i + 2]) * v.z + static_cast<float>(y[i + 3]) * v.w;
+                    }
+                }
+            } else {
+#pragma unroll
+                for (int i = 0; i < N; ++i) {
+                    if (col + i < p.cols) sum += rice::embed<N>(y[i], i) * __ldg(x + col + i);
+                }
             }
         }
     }

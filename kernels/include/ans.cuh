@@ -27,8 +27,9 @@ struct Decoder {
     uint32_t states[kLanes];
     uint32_t damaged;
 
-    __device__ __forceinline__ void open(const uint32_t* words, const uint32_t* stop) {
-        bits.open(words, 0, stop);
+    // Starts at word `first` of the `n_words` words of all streams.
+    __device__ __forceinline__ void open(const uint32_t* words, uint64_t n_words, uint64_t first) {
+        bits.open(words, n_words, 32 * first);
         damaged = 0;
 #pragma unroll
         for (int lane = 0; lane < kLanes; ++lane) states[lane] = raw(kStateBits);
@@ -68,7 +69,7 @@ struct Decoder {
         const int value = static_cast<int>(entry) >> 16;
         return value == kEscape ? escaped(escapes[context]) : value;
     }
-    // Whether the stream of `n_words` words ended as it must: lanes in state 0, less than a word of zeros left.
+    // Whether the stream, the `n_words` words at `words`, ended as it must: lanes in state 0, less than a word of zeros left.
     __device__ __forceinline__ bool finished(const uint32_t* words, uint32_t n_words) const {
         uint32_t left = damaged;
 #pragma unroll

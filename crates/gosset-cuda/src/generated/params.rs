@@ -302,10 +302,6 @@ pub(crate) struct ModelAttendParams {
     pub(crate) values: u64,
     /// `float*`: `[n, heads, head_dim]`
     pub(crate) out: u64,
-    /// `float*`: split: `[n, heads, n_splits, part_len]`
-    pub(crate) parts: u64,
-    /// `uint32_t*`: split: one per row and block of heads, 0 before and after
-    pub(crate) counters: u64,
     /// `const uint32_t*`: that of row 0
     pub(crate) position: u64,
     /// `n`
@@ -320,34 +316,112 @@ pub(crate) struct ModelAttendParams {
     pub(crate) head_stride: u32,
     /// `capacity`
     pub(crate) capacity: u32,
-    /// split: least positions of a block, a multiple of 128
-    pub(crate) min_span: u32,
-    /// split: at least head_dim + 2
-    pub(crate) part_len: u32,
-    /// tile: the cache is f32, else f16
+    /// the cache is f32, else f16
     pub(crate) cache_f32: u32,
 }
 
-const _: () = assert!(size_of::<ModelAttendParams>() == 96);
+const _: () = assert!(size_of::<ModelAttendParams>() == 72);
 const _: () = assert!(offset_of!(ModelAttendParams, q) == 0);
 const _: () = assert!(offset_of!(ModelAttendParams, keys) == 8);
 const _: () = assert!(offset_of!(ModelAttendParams, values) == 16);
 const _: () = assert!(offset_of!(ModelAttendParams, out) == 24);
-const _: () = assert!(offset_of!(ModelAttendParams, parts) == 32);
-const _: () = assert!(offset_of!(ModelAttendParams, counters) == 40);
-const _: () = assert!(offset_of!(ModelAttendParams, position) == 48);
-const _: () = assert!(offset_of!(ModelAttendParams, n) == 56);
-const _: () = assert!(offset_of!(ModelAttendParams, heads) == 60);
-const _: () = assert!(offset_of!(ModelAttendParams, kv_heads) == 64);
-const _: () = assert!(offset_of!(ModelAttendParams, head_dim) == 68);
-const _: () = assert!(offset_of!(ModelAttendParams, head_stride) == 72);
-const _: () = assert!(offset_of!(ModelAttendParams, capacity) == 76);
-const _: () = assert!(offset_of!(ModelAttendParams, min_span) == 80);
-const _: () = assert!(offset_of!(ModelAttendParams, part_len) == 84);
-const _: () = assert!(offset_of!(ModelAttendParams, cache_f32) == 88);
+const _: () = assert!(offset_of!(ModelAttendParams, position) == 32);
+const _: () = assert!(offset_of!(ModelAttendParams, n) == 40);
+const _: () = assert!(offset_of!(ModelAttendParams, heads) == 44);
+const _: () = assert!(offset_of!(ModelAttendParams, kv_heads) == 48);
+const _: () = assert!(offset_of!(ModelAttendParams, head_dim) == 52);
+const _: () = assert!(offset_of!(ModelAttendParams, head_stride) == 56);
+const _: () = assert!(offset_of!(ModelAttendParams, capacity) == 60);
+const _: () = assert!(offset_of!(ModelAttendParams, cache_f32) == 64);
 
 // SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
 unsafe impl Params for ModelAttendParams {}
+
+/// Rotation, append and attention of one row.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct ModelStepParams {
+    /// `const float*`: `[heads, head_dim]`
+    pub(crate) x_q: u64,
+    /// `const float*`: `[kv_heads, head_dim]`
+    pub(crate) x_k: u64,
+    /// `const float*`: `[kv_heads, head_dim]`
+    pub(crate) x_v: u64,
+    /// `const float*`: `[(heads + 2 kv_heads) head_dim]`, or null
+    pub(crate) bias: u64,
+    /// `const float*`: `[head_dim]`, or null
+    pub(crate) q_norm: u64,
+    /// `const float*`: `[head_dim]`, or null
+    pub(crate) k_norm: u64,
+    /// `const double*`: `[head_dim / 2]`, turns per position
+    pub(crate) turns: u64,
+    /// `const uint32_t*`
+    pub(crate) position: u64,
+    /// `const void*`: `[kv_heads, capacity, head_stride]`
+    pub(crate) keys: u64,
+    /// `const void*`: `[kv_heads, capacity, head_stride]`
+    pub(crate) values: u64,
+    /// `void*`: the same as keys
+    pub(crate) new_keys: u64,
+    /// `void*`: the same as values
+    pub(crate) new_values: u64,
+    /// `float*`: `[heads, head_dim]`
+    pub(crate) out: u64,
+    /// `float*`: `[heads, n_splits, part_len]`
+    pub(crate) parts: u64,
+    /// `uint32_t*`: one per block of heads, 0 before and after
+    pub(crate) counters: u64,
+    /// `heads`
+    pub(crate) heads: u32,
+    /// `kv_heads`
+    pub(crate) kv_heads: u32,
+    /// even, at most 256
+    pub(crate) head_dim: u32,
+    /// multiple of 8
+    pub(crate) head_stride: u32,
+    /// `capacity`
+    pub(crate) capacity: u32,
+    /// pairs are neighbours, else half a head apart
+    pub(crate) interleaved: u32,
+    /// least positions of a block, a multiple of 128
+    pub(crate) min_span: u32,
+    /// at least head_dim + 2
+    pub(crate) part_len: u32,
+    /// of queries
+    pub(crate) scale: f32,
+    /// of the norms
+    pub(crate) eps: f32,
+}
+
+const _: () = assert!(size_of::<ModelStepParams>() == 160);
+const _: () = assert!(offset_of!(ModelStepParams, x_q) == 0);
+const _: () = assert!(offset_of!(ModelStepParams, x_k) == 8);
+const _: () = assert!(offset_of!(ModelStepParams, x_v) == 16);
+const _: () = assert!(offset_of!(ModelStepParams, bias) == 24);
+const _: () = assert!(offset_of!(ModelStepParams, q_norm) == 32);
+const _: () = assert!(offset_of!(ModelStepParams, k_norm) == 40);
+const _: () = assert!(offset_of!(ModelStepParams, turns) == 48);
+const _: () = assert!(offset_of!(ModelStepParams, position) == 56);
+const _: () = assert!(offset_of!(ModelStepParams, keys) == 64);
+const _: () = assert!(offset_of!(ModelStepParams, values) == 72);
+const _: () = assert!(offset_of!(ModelStepParams, new_keys) == 80);
+const _: () = assert!(offset_of!(ModelStepParams, new_values) == 88);
+const _: () = assert!(offset_of!(ModelStepParams, out) == 96);
+const _: () = assert!(offset_of!(ModelStepParams, parts) == 104);
+const _: () = assert!(offset_of!(ModelStepParams, counters) == 112);
+const _: () = assert!(offset_of!(ModelStepParams, heads) == 120);
+const _: () = assert!(offset_of!(ModelStepParams, kv_heads) == 124);
+const _: () = assert!(offset_of!(ModelStepParams, head_dim) == 128);
+const _: () = assert!(offset_of!(ModelStepParams, head_stride) == 132);
+const _: () = assert!(offset_of!(ModelStepParams, capacity) == 136);
+const _: () = assert!(offset_of!(ModelStepParams, interleaved) == 140);
+const _: () = assert!(offset_of!(ModelStepParams, min_span) == 144);
+const _: () = assert!(offset_of!(ModelStepParams, part_len) == 148);
+const _: () = assert!(offset_of!(ModelStepParams, scale) == 152);
+const _: () = assert!(offset_of!(ModelStepParams, eps) == 156);
+
+// SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
+unsafe impl Params for ModelStepParams {}
 
 /// `y = x W^T` for a dense matrix.
 #[derive(Clone, Copy, Debug)]
@@ -1449,7 +1523,7 @@ const _: () = assert!(offset_of!(ShiftExactRowsParams, out_type) == 36);
 // SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
 unsafe impl Params for ShiftExactRowsParams {}
 
-/// `y = x W^T` for 2 to 64 activations (shift_gemm.cu).
+/// `y = x W^T` for up to 64 activations (shift_gemm.cu).
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(crate) struct ShiftGemmParams {
@@ -1481,8 +1555,6 @@ pub(crate) struct ShiftGemmParams {
     pub(crate) split_units: u32,
     /// blocks of 8 activations
     pub(crate) n_blocks: u32,
-    /// units of a stage and part: 8 / n_blocks
-    pub(crate) stage_units: u32,
     /// `batch`
     pub(crate) batch: u32,
     /// `m0`
@@ -1493,7 +1565,7 @@ pub(crate) struct ShiftGemmParams {
     pub(crate) step: f32,
 }
 
-const _: () = assert!(size_of::<ShiftGemmParams>() == 112);
+const _: () = assert!(size_of::<ShiftGemmParams>() == 104);
 const _: () = assert!(offset_of!(ShiftGemmParams, words) == 0);
 const _: () = assert!(offset_of!(ShiftGemmParams, histories) == 8);
 const _: () = assert!(offset_of!(ShiftGemmParams, table) == 16);
@@ -1508,11 +1580,10 @@ const _: () = assert!(offset_of!(ShiftGemmParams, n_row_tiles) == 72);
 const _: () = assert!(offset_of!(ShiftGemmParams, n_tiles) == 76);
 const _: () = assert!(offset_of!(ShiftGemmParams, split_units) == 80);
 const _: () = assert!(offset_of!(ShiftGemmParams, n_blocks) == 84);
-const _: () = assert!(offset_of!(ShiftGemmParams, stage_units) == 88);
-const _: () = assert!(offset_of!(ShiftGemmParams, batch) == 92);
-const _: () = assert!(offset_of!(ShiftGemmParams, m0) == 96);
-const _: () = assert!(offset_of!(ShiftGemmParams, m1) == 100);
-const _: () = assert!(offset_of!(ShiftGemmParams, step) == 104);
+const _: () = assert!(offset_of!(ShiftGemmParams, batch) == 88);
+const _: () = assert!(offset_of!(ShiftGemmParams, m0) == 92);
+const _: () = assert!(offset_of!(ShiftGemmParams, m1) == 96);
+const _: () = assert!(offset_of!(ShiftGemmParams, step) == 100);
 
 // SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
 unsafe impl Params for ShiftGemmParams {}
@@ -1666,6 +1737,10 @@ pub(crate) struct FixedGemvParams {
     pub(crate) scales: u64,
     /// `float*`: `[batch, rows]`
     pub(crate) y: u64,
+    /// `const float*`: rht: `[cols]`
+    pub(crate) x_f32: u64,
+    /// `const uint32_t*`: rht: a bit per column
+    pub(crate) signs: u64,
     /// `rows`
     pub(crate) rows: u32,
     /// `cols`
@@ -1680,18 +1755,20 @@ pub(crate) struct FixedGemvParams {
     pub(crate) x_vectors: u32,
 }
 
-const _: () = assert!(size_of::<FixedGemvParams>() == 64);
+const _: () = assert!(size_of::<FixedGemvParams>() == 80);
 const _: () = assert!(offset_of!(FixedGemvParams, words) == 0);
 const _: () = assert!(offset_of!(FixedGemvParams, x) == 8);
 const _: () = assert!(offset_of!(FixedGemvParams, x_scale) == 16);
 const _: () = assert!(offset_of!(FixedGemvParams, scales) == 24);
 const _: () = assert!(offset_of!(FixedGemvParams, y) == 32);
-const _: () = assert!(offset_of!(FixedGemvParams, rows) == 40);
-const _: () = assert!(offset_of!(FixedGemvParams, cols) == 44);
-const _: () = assert!(offset_of!(FixedGemvParams, k_blocks) == 48);
-const _: () = assert!(offset_of!(FixedGemvParams, tiles) == 52);
-const _: () = assert!(offset_of!(FixedGemvParams, batch) == 56);
-const _: () = assert!(offset_of!(FixedGemvParams, x_vectors) == 60);
+const _: () = assert!(offset_of!(FixedGemvParams, x_f32) == 40);
+const _: () = assert!(offset_of!(FixedGemvParams, signs) == 48);
+const _: () = assert!(offset_of!(FixedGemvParams, rows) == 56);
+const _: () = assert!(offset_of!(FixedGemvParams, cols) == 60);
+const _: () = assert!(offset_of!(FixedGemvParams, k_blocks) == 64);
+const _: () = assert!(offset_of!(FixedGemvParams, tiles) == 68);
+const _: () = assert!(offset_of!(FixedGemvParams, batch) == 72);
+const _: () = assert!(offset_of!(FixedGemvParams, x_vectors) == 76);
 
 // SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
 unsafe impl Params for FixedGemvParams {}

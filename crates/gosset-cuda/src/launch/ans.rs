@@ -9,7 +9,7 @@ use gosset_codec::device::{AnsTables, TrellisTables, lattice_ans_tables, trellis
 use gosset_codec::{Decoder, MatrixHeader, Plane, PlaneData, SchemeHeader};
 use gosset_lattice::LatticeKind;
 
-use super::decoded::{ExactRows, PointType, ValueType, check_len, find, scale_bits, to_u32};
+use super::decoded::{ExactRows, PointType, ValueType, check_len, find, padded, scale_bits, to_u32};
 use crate::error::CudaError;
 use crate::generated::modules::Module;
 use crate::generated::params::{AnsLatticeParams, AnsTrellisParams};
@@ -91,7 +91,7 @@ impl AnsMatrix {
             step,
             raw_bits,
             kind,
-            words: gpu.upload(words)?,
+            words: gpu.upload(&padded(words))?,
             starts: gpu.upload(&starts)?,
             tables: gpu.table(entries)?,
             escapes: gpu.upload(escapes.as_flattened())?,

@@ -1,5 +1,7 @@
 //! What decoders write: the element types, and rows that a matrix stores exactly.
 
+use std::borrow::Cow;
+
 use gosset_codec::{Decoder, Plane, PlaneData};
 use half::{bf16, f16};
 
@@ -133,6 +135,14 @@ impl ExactRows {
 /// The elements of a plane.
 pub(super) fn find<'p, 'a>(planes: &'p [Plane<'a>], name: &str) -> Option<&'p PlaneData<'a>> {
     planes.iter().find(|plane| plane.name == name).map(|plane| &plane.data)
+}
+
+/// Words up to a multiple of four, which is how readers of bits fetch them.
+pub(super) fn padded(words: &[u32]) -> Cow<'_, [u32]> {
+    match words.len() % 4 {
+        0 => Cow::Borrowed(words),
+        rest => [words, &[0; 3][..4 - rest]].concat().into(),
+    }
 }
 
 /// The bits of the row scales.

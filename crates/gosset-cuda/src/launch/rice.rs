@@ -7,7 +7,7 @@ use gosset_codec::{CodeHeader, Decoder, LatticeHeader, MatrixHeader, Plane, Plan
 use gosset_entropy::{STREAM_LEN, STREAMS_PER_PAGE};
 use gosset_lattice::LatticeKind;
 
-use super::decoded::{ExactRows, PointType, ValueType, check_len, find, scale_bits, to_u32};
+use super::decoded::{ExactRows, PointType, ValueType, check_len, find, padded, scale_bits, to_u32};
 use crate::error::CudaError;
 use crate::generated::modules::Module;
 use crate::generated::params::{RiceDecodeParams, RiceRowsParams};
@@ -30,6 +30,7 @@ pub struct RiceMatrix {
     lattice: LatticeKind,
     step: f32,
     ks: [u32; 2],
+    n_words: u64,
     words: Buffer<u32>,
     bases: Buffer<u64>,
     offsets: Buffer<u32>,
@@ -77,7 +78,8 @@ impl RiceMatrix {
             lattice: lattice.0,
             step: *step,
             ks: by_class,
-            words: gpu.upload(words)?,
+            n_words: words.len() as u64,
+            words: gpu.upload(&padded(words))?,
             bases: gpu.upload(bases)?,
             offsets: gpu.upload(&offsets)?,
             lengths: gpu.upload(lengths)?,
@@ -182,7 +184,7 @@ impl RiceMatrix {
             scales: self.scales.as_slice().ptr(),
             x: x.ptr(),
             y: y.ptr(),
-            n_words: self.words.len() as u64,
+            n_words: self.n_words,
             rows: self.rows,
             cols: self.cols,
             dim: self.lattice.dim() as u32,
@@ -228,7 +230,7 @@ impl RiceMatrix {
             scales: self.scales.as_slice().ptr(),
             out,
             status: self.status.as_slice().ptr(),
-            n_words: self.words.len() as u64,
+            n_words: self.n_words,
             n_streams: self.lengths.len() as u32,
             rows: self.rows,
             cols: self.cols,

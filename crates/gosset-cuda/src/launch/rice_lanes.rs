@@ -316,7 +316,7 @@ mod tests {
             let table = table(k);
             // 1 and k ones, twice: symbols 2^k - 1.
             let entry = table[(1 << WINDOW_BITS) - 1];
-            assert_eq!(entry & 63, 2 * (1 + k) | 32);
+            assert_eq!(entry & 63, (2 * (1 + k)) | 32);
             let value = ((1u32 << k) - 1) as i32;
             let value = value >> 1 ^ -(value & 1);
             assert_eq!((entry >> 16) as u8 as i8, value as i8);
