@@ -183,8 +183,6 @@ struct ModelAttendParams {
     const void* keys;  // `[kv_heads, capacity, head_stride]`
     const void* values;  // `[kv_heads, capacity, head_stride]`
     float* out;  // `[n, heads, head_dim]`
-    float* parts;  // split: `[n, heads, n_splits, part_len]`
-    uint32_t* counters;  // split: one per row and block of heads, 0 before and after
     const uint32_t* position;  // that of row 0
     uint32_t n;
     uint32_t heads;
@@ -192,27 +190,76 @@ struct ModelAttendParams {
     uint32_t head_dim;
     uint32_t head_stride;  // multiple of 8
     uint32_t capacity;
-    uint32_t min_span;  // split: least positions of a block, a multiple of 128
-    uint32_t part_len;  // split: at least head_dim + 2
-    uint32_t cache_f32;  // tile: the cache is f32, else f16
+    uint32_t cache_f32;  // the cache is f32, else f16
 };
-static_assert(sizeof(ModelAttendParams) == 96);
+static_assert(sizeof(ModelAttendParams) == 72);
 static_assert(offsetof(ModelAttendParams, q) == 0);
 static_assert(offsetof(ModelAttendParams, keys) == 8);
 static_assert(offsetof(ModelAttendParams, values) == 16);
 static_assert(offsetof(ModelAttendParams, out) == 24);
-static_assert(offsetof(ModelAttendParams, parts) == 32);
-static_assert(offsetof(ModelAttendParams, counters) == 40);
-static_assert(offsetof(ModelAttendParams, position) == 48);
-static_assert(offsetof(ModelAttendParams, n) == 56);
-static_assert(offsetof(ModelAttendParams, heads) == 60);
-static_assert(offsetof(ModelAttendParams, kv_heads) == 64);
-static_assert(offsetof(ModelAttendParams, head_dim) == 68);
-static_assert(offsetof(ModelAttendParams, head_stride) == 72);
-static_assert(offsetof(ModelAttendParams, capacity) == 76);
-static_assert(offsetof(ModelAttendParams, min_span) == 80);
-static_assert(offsetof(ModelAttendParams, part_len) == 84);
-static_assert(offsetof(ModelAttendParams, cache_f32) == 88);
+static_assert(offsetof(ModelAttendParams, position) == 32);
+static_assert(offsetof(ModelAttendParams, n) == 40);
+static_assert(offsetof(ModelAttendParams, heads) == 44);
+static_assert(offsetof(ModelAttendParams, kv_heads) == 48);
+static_assert(offsetof(ModelAttendParams, head_dim) == 52);
+static_assert(offsetof(ModelAttendParams, head_stride) == 56);
+static_assert(offsetof(ModelAttendParams, capacity) == 60);
+static_assert(offsetof(ModelAttendParams, cache_f32) == 64);
+
+// Rotation, append and attention of one row.
+struct ModelStepParams {
+    const float* x_q;  // `[heads, head_dim]`
+    const float* x_k;  // `[kv_heads, head_dim]`
+    const float* x_v;  // `[kv_heads, head_dim]`
+    const float* bias;  // `[(heads + 2 kv_heads) head_dim]`, or null
+    const float* q_norm;  // `[head_dim]`, or null
+    const float* k_norm;  // `[head_dim]`, or null
+    const double* turns;  // `[head_dim / 2]`, turns per position
+    const uint32_t* position;
+    const void* keys;  // `[kv_heads, capacity, head_stride]`
+    const void* values;  // `[kv_heads, capacity, head_stride]`
+    void* new_keys;  // the same as keys
+    void* new_values;  // the same as values
+    float* out;  // `[heads, head_dim]`
+    float* parts;  // `[heads, n_splits, part_len]`
+    uint32_t* counters;  // one per block of heads, 0 before and after
+    uint32_t heads;
+    uint32_t kv_heads;
+    uint32_t head_dim;  // even, at most 256
+    uint32_t head_stride;  // multiple of 8
+    uint32_t capacity;
+    uint32_t interleaved;  // pairs are neighbours, else half a head apart
+    uint32_t min_span;  // least positions of a block, a multiple of 128
+    uint32_t part_len;  // at least head_dim + 2
+    float scale;  // of queries
+    float eps;  // of the norms
+};
+static_assert(sizeof(ModelStepParams) == 160);
+static_assert(offsetof(ModelStepParams, x_q) == 0);
+static_assert(offsetof(ModelStepParams, x_k) == 8);
+static_assert(offsetof(ModelStepParams, x_v) == 16);
+static_assert(offsetof(ModelStepParams, bias) == 24);
+static_assert(offsetof(ModelStepParams, q_norm) == 32);
+static_assert(offsetof(ModelStepParams, k_norm) == 40);
+static_assert(offsetof(ModelStepParams, turns) == 48);
+static_assert(offsetof(ModelStepParams, position) == 56);
+static_assert(offsetof(ModelStepParams, keys) == 64);
+static_assert(offsetof(ModelStepParams, values) == 72);
+static_assert(offsetof(ModelStepParams, new_keys) == 80);
+static_assert(offsetof(ModelStepParams, new_values) == 88);
+static_assert(offsetof(ModelStepParams, out) == 96);
+static_assert(offsetof(ModelStepParams, parts) == 104);
+static_assert(offsetof(ModelStepParams, counters) == 112);
+static_assert(offsetof(ModelStepParams, heads) == 120);
+static_assert(offsetof(ModelStepParams, kv_heads) == 124);
+static_assert(offsetof(ModelStepParams, head_dim) == 128);
+static_assert(offsetof(ModelStepParams, head_stride) == 132);
+static_assert(offsetof(ModelStepParams, capacity) == 136);
+static_assert(offsetof(ModelStepParams, interleaved) == 140);
+static_assert(offsetof(ModelStepParams, min_span) == 144);
+static_assert(offsetof(ModelStepParams, part_len) == 148);
+static_assert(offsetof(ModelStepParams, scale) == 152);
+static_assert(offsetof(ModelStepParams, eps) == 156);
 
 // `y = x W^T` for a dense matrix.
 struct ModelDenseParams {
@@ -896,7 +943,7 @@ static_assert(offsetof(ShiftExactRowsParams, first_row) == 28);
 static_assert(offsetof(ShiftExactRowsParams, n_rows) == 32);
 static_assert(offsetof(ShiftExactRowsParams, out_type) == 36);
 
-// `y = x W^T` for 2 to 64 activations (shift_gemm.cu).
+// `y = x W^T` for up to 64 activations (shift_gemm.cu).
 struct ShiftGemmParams {
     const uint32_t* words;  // as for one activation
     const uint32_t* histories;
@@ -912,13 +959,12 @@ struct ShiftGemmParams {
     uint32_t n_tiles;  // row tiles of a block
     uint32_t split_units;  // units of a split
     uint32_t n_blocks;  // blocks of 8 activations
-    uint32_t stage_units;  // units of a stage and part: 8 / n_blocks
     uint32_t batch;
     uint32_t m0;
     uint32_t m1;
     float step;
 };
-static_assert(sizeof(ShiftGemmParams) == 112);
+static_assert(sizeof(ShiftGemmParams) == 104);
 static_assert(offsetof(ShiftGemmParams, words) == 0);
 static_assert(offsetof(ShiftGemmParams, histories) == 8);
 static_assert(offsetof(ShiftGemmParams, table) == 16);
@@ -933,11 +979,10 @@ static_assert(offsetof(ShiftGemmParams, n_row_tiles) == 72);
 static_assert(offsetof(ShiftGemmParams, n_tiles) == 76);
 static_assert(offsetof(ShiftGemmParams, split_units) == 80);
 static_assert(offsetof(ShiftGemmParams, n_blocks) == 84);
-static_assert(offsetof(ShiftGemmParams, stage_units) == 88);
-static_assert(offsetof(ShiftGemmParams, batch) == 92);
-static_assert(offsetof(ShiftGemmParams, m0) == 96);
-static_assert(offsetof(ShiftGemmParams, m1) == 100);
-static_assert(offsetof(ShiftGemmParams, step) == 104);
+static_assert(offsetof(ShiftGemmParams, batch) == 88);
+static_assert(offsetof(ShiftGemmParams, m0) == 92);
+static_assert(offsetof(ShiftGemmParams, m1) == 96);
+static_assert(offsetof(ShiftGemmParams, step) == 100);
 
 // `y = x W^T` for 2 to 8 activations (shift_few.cu).
 struct ShiftFewParams {
@@ -1029,6 +1074,8 @@ struct FixedGemvParams {
     const float* x_scale;  // `[batch]`, or null
     const float* scales;  // `[rows]`
     float* y;  // `[batch, rows]`
+    const float* x_f32;  // rht: `[cols]`
+    const uint32_t* signs;  // rht: a bit per column
     uint32_t rows;
     uint32_t cols;
     uint32_t k_blocks;  // blocks of columns
@@ -1036,18 +1083,20 @@ struct FixedGemvParams {
     uint32_t batch;  // 1 to 8
     uint32_t x_vectors;  // rows of x may be read 16 bytes at a time
 };
-static_assert(sizeof(FixedGemvParams) == 64);
+static_assert(sizeof(FixedGemvParams) == 80);
 static_assert(offsetof(FixedGemvParams, words) == 0);
 static_assert(offsetof(FixedGemvParams, x) == 8);
 static_assert(offsetof(FixedGemvParams, x_scale) == 16);
 static_assert(offsetof(FixedGemvParams, scales) == 24);
 static_assert(offsetof(FixedGemvParams, y) == 32);
-static_assert(offsetof(FixedGemvParams, rows) == 40);
-static_assert(offsetof(FixedGemvParams, cols) == 44);
-static_assert(offsetof(FixedGemvParams, k_blocks) == 48);
-static_assert(offsetof(FixedGemvParams, tiles) == 52);
-static_assert(offsetof(FixedGemvParams, batch) == 56);
-static_assert(offsetof(FixedGemvParams, x_vectors) == 60);
+static_assert(offsetof(FixedGemvParams, x_f32) == 40);
+static_assert(offsetof(FixedGemvParams, signs) == 48);
+static_assert(offsetof(FixedGemvParams, rows) == 56);
+static_assert(offsetof(FixedGemvParams, cols) == 60);
+static_assert(offsetof(FixedGemvParams, k_blocks) == 64);
+static_assert(offsetof(FixedGemvParams, tiles) == 68);
+static_assert(offsetof(FixedGemvParams, batch) == 72);
+static_assert(offsetof(FixedGemvParams, x_vectors) == 76);
 
 // Rows of unit RMS to words.
 struct FixedEncodeParams {

@@ -60,13 +60,9 @@ impl ShiftWorkspace {
         let n_blocks = batch.div_ceil(BLOCK);
         grow(gpu, &mut self.x, matrix.units.row_units as usize * n_blocks * BLOCK_WORDS)?;
         grow(gpu, &mut self.x_scales, batch)?;
-        // Smaller batches may have more splits.
-        for n in [batch, batch.min(BLOCK)] {
-            let blocks = n.div_ceil(BLOCK) as u32;
-            let cut = GemmCut::new(matrix.units.n_row_tiles, matrix.units.row_units, gpu.info().n_sms, blocks);
-            if cut.n_splits > 1 {
-                grow(gpu, &mut self.parts, cut.n_splits as usize * n * matrix.rows)?;
-            }
+        let cut = GemmCut::new(matrix.units.n_row_tiles, matrix.units.row_units, gpu.info().n_sms);
+        if cut.n_splits > 1 {
+            grow(gpu, &mut self.parts, cut.n_splits as usize * batch * matrix.rows)?;
         }
         Ok(())
     }
@@ -204,7 +200,7 @@ impl ShiftMatrix {
             self.few_launch(stream, few, prepared, x_scales, batch, y.reborrow())?;
             return self.exact_products(stream, values, x, None, y.reborrow(), batch);
         }
-        let cut = GemmCut::new(self.units.n_row_tiles, row_units, info.n_sms, n_blocks);
+        let cut = GemmCut::new(self.units.n_row_tiles, row_units, info.n_sms);
         let parts = workspace.parts.as_ref().map_or(0, |parts| parts.as_slice().ptr());
         let [m0, m1] = multipliers(&self.trellis);
         let params = ShiftGemmParams {
@@ -222,7 +218,6 @@ impl ShiftMatrix {
             n_tiles: cut.n_tiles,
             split_units: cut.split_units,
             n_blocks,
-            stage_units: BLOCK as u32 / n_blocks,
             batch: batch as u32,
             m0,
             m1,
@@ -236,7 +231,7 @@ impl ShiftMatrix {
         }
         let launch = Launch {
             grid: [self.units.n_row_tiles.div_ceil(cut.n_tiles), cut.n_splits, 1],
-            block: [32, cut.n_tiles, GemmCut::parts(n_blocks)],
+            block: [32, cut.n_tiles, GemmCut::PARTS],
             shared_bytes,
             programmatic: true,
         };
@@ -276,11 +271,13 @@ impl ShiftMatrix {
 
     /// The kernel of a batch of so many blocks of eight.
     fn gemm_entry(&self, n_blocks: u32) -> &'static str {
-        match (self.spec().code == ShiftCode::Pairs, n_blocks > 1) {
-            (false, false) => "shift_gemm_8_quantiles_tiles",
-            (false, true) => "shift_gemm_64_quantiles_tiles",
-            (true, false) => "shift_gemm_8_pairs_tiles",
-            (true, true) => "shift_gemm_64_pairs_tiles",
+        match (self.spec().code == ShiftCode::Pairs, n_blocks) {
+            (false, ..=2) => "shift_gemm_16_quantiles",
+            (false, ..=4) => "shift_gemm_32_quantiles",
+            (false, _) => "shift_gemm_64_quantiles",
+            (true, ..=2) => "shift_gemm_16_pairs",
+            (true, ..=4) => "shift_gemm_32_pairs",
+            (true, _) => "shift_gemm_64_pairs",
         }
     }
 }

@@ -150,29 +150,25 @@ pub(crate) struct GemmCut {
 }
 
 impl GemmCut {
+    /// Parts of the columns of a split, a warp each per row tile.
+    pub(crate) const PARTS: u32 = 4;
     /// Row tiles that a block has warps for.
-    const MAX_TILES: u32 = 8;
+    const MAX_TILES: u32 = 7;
     /// Most splits: their sums are read again.
     const MAX_SPLITS: u32 = 8;
     /// What a block costs before and after its units, and a second kernel, in units of one warp.
     const BLOCK_COST: u32 = 20;
     const REDUCE_COST: u32 = 40;
 
-    /// Parts of the columns of a block, of a product with so many blocks of eight activations.
-    pub(crate) fn parts(n_blocks: u32) -> u32 {
-        if n_blocks == 1 { 4 } else { 2 }
-    }
-
     /// The cut that is expected to take least.
-    pub(crate) fn new(n_row_tiles: u32, row_units: u32, n_sms: u32, n_blocks: u32) -> Self {
-        let parts = Self::parts(n_blocks);
+    pub(crate) fn new(n_row_tiles: u32, row_units: u32, n_sms: u32) -> Self {
         let cut = |n_tiles: u32, splits: u32| {
             let split_units = row_units.div_ceil(splits);
             // None of them is empty.
             let n_splits = row_units.div_ceil(split_units);
             let waves = (n_row_tiles.div_ceil(n_tiles) * n_splits).div_ceil(n_sms);
-            let warps = (parts * n_tiles).max(BUSY_WARPS * parts / 4);
-            let cost = u64::from(waves) * u64::from(split_units.div_ceil(parts) * warps + Self::BLOCK_COST)
+            let warps = (Self::PARTS * n_tiles).max(BUSY_WARPS);
+            let cost = u64::from(waves) * u64::from(split_units.div_ceil(Self::PARTS) * warps + Self::BLOCK_COST)
                 + u64::from(if n_splits > 1 { Self::REDUCE_COST } else { 0 });
             (cost, Self { n_tiles, n_splits, split_units })
         };
@@ -231,13 +227,12 @@ mod tests {
     #[test]
     fn a_product_of_many_fills_the_device() {
         let cut = |n_tiles, n_splits, split_units| GemmCut { n_tiles, n_splits, split_units };
-        for n_blocks in [1, 8] {
-            assert_eq!(GemmCut::new(14336 / 16, 32, 132, n_blocks), cut(7, 1, 32));
-            assert_eq!(GemmCut::new(4096 / 16, 112, 132, n_blocks), cut(8, 4, 28));
-            assert_eq!(GemmCut::new(1, 1, 132, n_blocks), cut(1, 1, 1));
-        }
+        assert_eq!(GemmCut::new(14336 / 16, 32, 132), cut(7, 1, 32));
+        assert_eq!(GemmCut::new(1, 1, 132), cut(1, 1, 1));
+        let narrow = GemmCut::new(4096 / 16, 112, 132);
+        assert!(narrow.n_splits > 1 && 256u32.div_ceil(narrow.n_tiles) * narrow.n_splits <= 132, "{narrow:?}");
         for (n_row_tiles, row_units) in [(1, 40), (256, 112), (1792, 32), (36, 5), (8016, 32)] {
-            let cut = GemmCut::new(n_row_tiles, row_units, 132, 2);
+            let cut = GemmCut::new(n_row_tiles, row_units, 132);
             assert!(cut.split_units * cut.n_splits >= row_units && cut.split_units * (cut.n_splits - 1) < row_units);
         }
     }
