@@ -7,7 +7,7 @@ use gosset_cuda::launch::{PointType, ValueType};
 use half::{bf16, f16};
 
 use crate::gpu;
-use crate::rice::{decoded, encoded};
+use crate::rice::{decoded, encoded, shapes};
 
 /// Rows and columns: below, at and beyond the ends of blocks, groups of lanes and streams.
 const SHAPES: &[(usize, usize)] =
@@ -47,7 +47,7 @@ fn check_values<T: ValueType>(
 fn ans_streams_decode_to_the_points_of_the_cpu() {
     let Some(gpu) = gpu() else { return };
     for codec in CODECS {
-        for &(rows, cols) in SHAPES {
+        for (rows, cols) in shapes(SHAPES) {
             for (rate, outliers) in [(2.0, true), (6.0, false)] {
                 let what = format!("{codec}@{rate} {rows} x {cols} outliers {outliers}");
                 let encoded = encoded(codec, rate, rows, cols, outliers);

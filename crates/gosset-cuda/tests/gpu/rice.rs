@@ -9,7 +9,7 @@ use gosset_cuda::{CudaError, Event, Gpu, Graph};
 use gosset_transform::{Domain, RandomStream};
 use half::{bf16, f16};
 
-use crate::gpu;
+use crate::{gpu, reduced};
 
 /// Rows and columns: below, at and beyond the ends of blocks, streams, pages, groups and segments.
 const SHAPES: &[(usize, usize)] = &[
@@ -26,6 +26,11 @@ const SHAPES: &[(usize, usize)] = &[
     (9, 4096),
     (3, 16_384),
 ];
+
+/// The shapes, or those that a checker of memory has patience for.
+pub(crate) fn shapes(all: &'static [(usize, usize)]) -> impl Iterator<Item = (usize, usize)> {
+    all.iter().copied().filter(|&(rows, cols)| !reduced() || rows * cols < 50_000)
+}
 
 /// Sums of uniform numbers; rows differ in size, some values are far outliers.
 pub(crate) fn weights(rows: usize, cols: usize, seed: u64, outliers: bool) -> Vec<f32> {
@@ -115,7 +120,7 @@ fn check_values<T: ValueType>(
 fn streams_decode_to_the_points_of_the_cpu() {
     let Some(gpu) = gpu() else { return };
     for codec in ["z-rice", "a2-rice", "d4-rice", "e8-rice"] {
-        for &(rows, cols) in SHAPES {
+        for (rows, cols) in shapes(SHAPES) {
             for (rate, outliers) in [(1.5, false), (4.0, true)] {
                 let what = format!("{codec}@{rate} {rows} x {cols} outliers {outliers}");
                 let encoded = encoded(codec, rate, rows, cols, outliers);
@@ -155,7 +160,7 @@ fn products_from_streams_are_those_of_the_values() {
     let Some(gpu) = gpu() else { return };
     let mut worst = 0.0f64;
     for codec in ["z-rice", "a2-rice", "d4-rice", "e8-rice"] {
-        for &(rows, cols) in SHAPES {
+        for (rows, cols) in shapes(SHAPES) {
             for (rate, outliers) in [(2.0, false), (4.0, true)] {
                 let what = format!("{codec}@{rate} {rows} x {cols}");
                 let encoded = encoded(codec, rate, rows, cols, outliers);
@@ -183,7 +188,7 @@ fn products_from_planes_are_those_of_the_values() {
     let Some(gpu) = gpu() else { return };
     let mut worst = 0.0f64;
     let mut seen = [0; 5];
-    for &(rows, cols) in SHAPES {
+    for (rows, cols) in shapes(SHAPES) {
         for (codec, rate, outliers) in [
             ("e8-rice", 1.5, false),
             ("e8-rice", 2.0, true),
@@ -223,7 +228,7 @@ fn products_from_planes_are_those_of_the_values() {
         }
     }
     eprintln!("products from planes: worst error {worst:.1e} of the norms; matrices by k: {seen:?}");
-    assert!(seen[1..].iter().all(|&n| n > 0), "{seen:?}");
+    assert!(reduced() || seen[1..].iter().all(|&n| n > 0), "{seen:?}");
 }
 
 #[test]
@@ -231,7 +236,7 @@ fn products_from_interleaved_streams_are_those_of_the_values() {
     let Some(gpu) = gpu() else { return };
     let mut worst = 0.0f64;
     let mut refused = 0;
-    for (rows, cols) in [(1, 512), (33, 512), (70, 1024), (65, 4096), (20, 14_336)] {
+    for (rows, cols) in shapes(&[(1, 512), (33, 512), (40, 1024), (65, 4096), (20, 14_336)]) {
         for (rate, outliers) in [(1.5, false), (2.0, false), (3.0, false), (4.0, false), (4.0, true), (5.0, false)] {
             let what = format!("e8-rice@{rate} {rows} x {cols} outliers {outliers}");
             let encoded = encoded("e8-rice", rate, rows, cols, outliers);
