@@ -2,6 +2,7 @@
 //
 //   encode  v = clamp(floor(unit / step) + 2^(BITS-1), 0, 2^BITS - 1)
 //   gemv    y[b][row] = scale[row] x_scale[b] sum over columns of (v - offset) x[b][column],  b < batch <= 8
+//   rht     the same of RHT(x) for one f32 row, scaled to f16 by a power of two inside
 //
 // Layout: tiles of 16 rows, blocks of BK columns (128 at 2 bits, 64 at 4), [tile][block][lane][4 words]. Lane (g, t), g =
 // lane / 4, t = lane % 4: word i holds 32 / BITS consecutive columns of row g + 8 (i % 2), from column
@@ -21,6 +22,7 @@
 #include <cuda_fp16.h>
 
 #include "params.cuh"
+#include "rht.cuh"
 
 #ifndef BITS
 #error "BITS: of a weight, 2 or 4"
@@ -177,9 +179,11 @@ template <int NB,     // columns of x: 1 or 8
           int U,      // blocks of columns loaded at once
           bool XR,    // x in registers: at most KS * U blocks of columns
           bool FULL,  // exactly KS * U blocks
-          bool SUB>   // weights are centred one by one
+          bool SUB,   // weights are centred one by one
+          bool ROTATE>  // x is f32 and not yet rotated: 4096 columns in tiles of 128, batch 1
 __device__ __forceinline__ void gemv(const FixedGemvParams& p) {
     static_assert(WARPS % KS == 0);
+    static_assert(!ROTATE || (FULL && XR && NB == 1 && 32 % WARPS == 0));
     constexpr int TPC = WARPS / KS;  // tiles at once
     constexpr uint32_t T = NB == 1 ? 16 : 8;
     extern __shared__ __align__(16) unsigned char smem[];
@@ -224,6 +228,34 @@ __device__ __forceinline__ void gemv(const FixedGemvParams& p) {
     wait_for_previous();
     uint4 now[U], next[U];
     fetch(now);
+    float back = 1.0f;
+    if (ROTATE) {
+        constexpr int TILES = 32 / WARPS;
+        __shared__ uint32_t peaks[WARPS];
+        float v[TILES][4];
+        uint32_t peak = 0;
+#pragma unroll
+        for (int i = 0; i < TILES; ++i) {
+            const uint32_t col = (warp * TILES + i) * 128 + lane * 4;
+            *reinterpret_cast<float4*>(v[i]) = *reinterpret_cast<const float4*>(p.x_f32 + col);
+            gosset::rht128(v[i], gosset::sign_nibble(p.signs, col));
+#pragma unroll
+            for (int j = 0; j < 4; ++j) peak = max(peak, __float_as_uint(v[i][j]) & 0x7fffffffu);
+        }
+        peak = __reduce_max_sync(0xffffffffu, peak);
+        if (lane == 0) peaks[warp] = peak;
+        __syncthreads();
+        peak = __reduce_max_sync(0xffffffffu, peaks[lane % WARPS]);
+        // A power of two that brings the largest to 2^14 or more, below 2^15.
+        const int e = min(max(268 - static_cast<int>(peak >> 23), 1), 253);
+        const float scale = __uint_as_float(e << 23);
+        back = __uint_as_float((254 - e) << 23);
+#pragma unroll
+        for (int i = 0; i < TILES; ++i) {
+            __half2 h[2] = {__floats2half2_rn(v[i][0] * scale, v[i][1] * scale), __floats2half2_rn(v[i][2] * scale, v[i][3] * scale)};
+            *reinterpret_cast<uint2*>(xs + (warp * TILES + i) * 128 + lane * 4) = *reinterpret_cast<uint2*>(h);
+        }
+    } else {
 #pragma unroll 1
     for (uint32_t b = 0; b < batch; ++b) {
         const __half* from = p.x + static_cast<size_t>(b) * p.cols;
@@ -237,6 +269,7 @@ __device__ __forceinline__ void gemv(const FixedGemvParams& p) {
         for (uint32_t k = n_vectors * 8 + threadIdx.x; k < kp; k += WARPS * 32) {
             to[k] = k < p.cols ? from[k] : __ushort_as_half(0);
         }
+    }
     }
     __syncthreads();
 
@@ -343,7 +376,7 @@ __device__ __forceinline__ void gemv(const FixedGemvParams& p) {
             const uint32_t local = rest / (16 * NB), e = rest % (16 * NB), b = e % NB;
             const uint32_t row = ((first + slot * gridDim.x) * TPC + local) * 16 + e / NB;
             if (row < p.rows && b < batch) {
-                const float scale = p.scales[row] * (p.x_scale == nullptr ? 1.0f : p.x_scale[b]);
+                const float scale = p.scales[row] * (ROTATE ? back : p.x_scale == nullptr ? 1.0f : p.x_scale[b]);
                 const float* from = sums + static_cast<size_t>(slot * WARPS + local * KS) * (16 * NB) + e;
                 float sum = 0.0f;
 #pragma unroll
@@ -381,15 +414,16 @@ extern "C" __global__ void __launch_bounds__(256) fixed_encode(const __grid_cons
     p.words[at] = word;
 }
 
-#define GOSSET_FIXED(name, nb, warps, ks, u, xr, full, sub)                                                        \
+#define GOSSET_FIXED(name, nb, warps, ks, u, full, sub, rotate)                                                    \
     extern "C" __global__ void __launch_bounds__(32 * warps, 1) name(const __grid_constant__ FixedGemvParams p) { \
-        gemv<nb, warps, ks, u, xr, full, sub>(p);                                                                  \
+        gemv<nb, warps, ks, u, full, full, sub, rotate>(p);                                                        \
     }
 
 #ifndef GOSSET_FIXED_VARIANTS
-// 4096 columns in whole blocks, and any number of them.
-GOSSET_FIXED(fixed_gemv1_full, 1, 16, 16, BITS, true, true, BITS == 4)
-GOSSET_FIXED(fixed_gemv1_any, 1, 32, 16, 2, false, false, true)
-GOSSET_FIXED(fixed_gemv8_full, 8, 16, 16, BITS, true, true, BITS == 4)
-GOSSET_FIXED(fixed_gemv8_any, 8, 16, 16, 2, false, false, true)
+// 4096 columns in whole blocks, the same with the rotation of x, and any number of columns.
+GOSSET_FIXED(fixed_gemv1_full, 1, 16, 16, BITS, true, false, false)
+GOSSET_FIXED(fixed_gemv1_rht, 1, 16, 16, BITS, true, false, true)
+GOSSET_FIXED(fixed_gemv1_any, 1, 32, 16, 2, false, true, false)
+GOSSET_FIXED(fixed_gemv8_full, 8, 16, 16, BITS, true, BITS == 4, false)
+GOSSET_FIXED(fixed_gemv8_any, 8, 16, 16, 2, false, true, false)
 #endif

@@ -3,6 +3,7 @@
 //! `v` stands for `(v - (2^bits - 1) / 2)` times the scale of its row. On Gaussian rows of unit variance the levels lose
 //! 0.119 of the energy at two bits and 0.0115 at four.
 
+use gosset_transform::TilePlan;
 use half::{bf16, f16};
 
 use super::quantize::UnitRows;
@@ -199,7 +200,7 @@ impl FixedMatrix {
     /// `y = x W^T`: `x` is `[batch, cols]`, each row to be multiplied by its `x_scale`, `y` `[batch, rows]`.
     ///
     /// Batches beyond 8 are cut. Halves multiply without error and sums are f32, so results are off by a few units of f32 of
-    /// `1024 |x| |w|` at two bits and of `|x| |w|` at four.
+    /// `1024 |x| |w|`.
     ///
     /// # Errors
     /// [`CudaError::Shape`] for lengths that do not match; [`CudaError::Unsupported`] where a row of `x` does not fit the
@@ -234,6 +235,50 @@ impl FixedMatrix {
             )?;
         }
         Ok(())
+    }
+
+    /// Whether [`FixedMatrix::gemv_rht`] serves rows of that plan: 4096 columns in tiles of 128.
+    #[must_use]
+    pub fn fuses(&self, plan: &TilePlan) -> bool {
+        self.cols == FULL_COLS && matches!(plan.runs(), [run] if run.tile == 128 && run.columns() == FULL_COLS as u64)
+    }
+
+    /// `y = RHT(x) W^T` for one row of f32: the rotation, and the scale that takes the row to f16, are part of the launch.
+    ///
+    /// `signs` are the words of the transform's signs, `plan` its tiles.
+    ///
+    /// # Errors
+    /// [`CudaError::Unsupported`] for a plan that [`FixedMatrix::fuses`] denies; [`CudaError::Shape`] for lengths that do not
+    /// match, or rows that do not start at a multiple of 16 bytes.
+    pub fn gemv_rht(
+        &self,
+        stream: StreamRef<'_>,
+        x: DevSlice<'_, f32>,
+        signs: DevSlice<'_, u32>,
+        plan: &TilePlan,
+        y: DevSliceMut<'_, f32>,
+    ) -> Result<(), CudaError> {
+        if !self.fuses(plan) {
+            return Err(CudaError::Unsupported {
+                op: "fixed_gemv_rht",
+                what: format!("{} columns as {plan}", self.cols),
+            });
+        }
+        if x.len() != self.cols || !x.ptr().is_multiple_of(16) {
+            let found = format!("{} at {:#x}", x.len(), x.ptr());
+            return Err(CudaError::shape("x of a product", format!("{} aligned elements", self.cols), found));
+        }
+        if signs.len() < self.cols / 32 {
+            return Err(CudaError::shape("signs of a product", format!("{} words", self.cols / 32), signs.len()));
+        }
+        if y.len() != self.rows {
+            return Err(CudaError::shape("y of a product", format!("{} elements", self.rows), y.len()));
+        }
+        let variant = Variant { kernel: self.gpu.kernel(self.bits.module(), "fixed_gemv1_rht")?, ..self.variant(1)? };
+        let mut params = self.params(1, y)?;
+        (params.x_f32, params.signs) = (x.ptr(), signs.ptr());
+        // SAFETY: the lengths and the alignment were checked.
+        unsafe { variant.kernel.launch(stream, self.shape(variant), &params) }
     }
 
     /// Rows of `x` per launch: as many as fit.
@@ -279,30 +324,42 @@ impl FixedMatrix {
     ) -> Result<(), CudaError> {
         let batch = x.len() / self.cols;
         let variant = self.variant(batch)?;
-        let tiles = self.rows.div_ceil(TILE_ROWS);
-        let params = FixedGemvParams {
+        let mut params = self.params(batch, y)?;
+        params.x = x.ptr();
+        params.x_scale = x_scale.map_or(0, |scale| scale.ptr());
+        params.x_vectors = u32::from(self.cols.is_multiple_of(8) && x.ptr().is_multiple_of(16));
+        // SAFETY: the lengths were checked; x is read 16 bytes at a time only where its rows are aligned.
+        unsafe { variant.kernel.launch(stream, self.shape(variant), &params) }
+    }
+
+    /// What all kernels are told; words and scales are those of the shape, what the previous kernel writes is read after it
+    /// was waited for.
+    fn params(&self, batch: usize, y: DevSliceMut<'_, f32>) -> Result<FixedGemvParams, CudaError> {
+        Ok(FixedGemvParams {
             words: self.words.as_slice().ptr(),
-            x: x.ptr(),
-            x_scale: x_scale.map_or(0, |scale| scale.ptr()),
+            x: 0,
+            x_scale: 0,
             scales: self.scales.as_slice().ptr(),
             y: y.ptr(),
+            x_f32: 0,
+            signs: 0,
             rows: to_u32("rows", self.rows)?,
             cols: to_u32("columns", self.cols)?,
             k_blocks: self.cols.div_ceil(self.bits.block_cols()) as u32,
-            tiles: tiles as u32,
+            tiles: self.rows.div_ceil(TILE_ROWS) as u32,
             batch: batch as u32,
-            x_vectors: u32::from(self.cols.is_multiple_of(8) && x.ptr().is_multiple_of(16)),
-        };
-        let groups = tiles.div_ceil(variant.tiles_at_once) as u32;
-        let launch = Launch {
+            x_vectors: 0,
+        })
+    }
+
+    fn shape(&self, variant: Variant) -> Launch {
+        let groups = self.rows.div_ceil(TILE_ROWS).div_ceil(variant.tiles_at_once) as u32;
+        Launch {
             grid: [groups.min(self.gpu.info().n_sms), 1, 1],
             block: [32 * variant.warps, 1, 1],
             shared_bytes: variant.shared_bytes,
             programmatic: true,
-        };
-        // SAFETY: the lengths were checked; words and scales are those of the shape; x is read 16 bytes at a time only where
-        // its rows are aligned. What the previous kernel writes is read after it was waited for.
-        unsafe { variant.kernel.launch(stream, launch, &params) }
+        }
     }
 }
 

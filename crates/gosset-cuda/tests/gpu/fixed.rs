@@ -3,7 +3,7 @@
 use gosset_cuda::launch::fixed::{FixedBits, FixedMatrix};
 use gosset_cuda::launch::quantize;
 use gosset_cuda::{CudaError, Gpu};
-use gosset_transform::{Domain, RandomStream};
+use gosset_transform::{Domain, RandomStream, Rht, TilePlan};
 use half::{bf16, f16};
 
 use crate::gpu;
@@ -14,8 +14,8 @@ const RELATIVE_BOUND: f64 = 2e-4;
 
 fn gaussian(n: usize, index: u64) -> Vec<f32> {
     let mut stream = RandomStream::new(0xf1, Domain::Rotation, index);
-    let mut uniform = || f64::from(stream.next_u32()) / f64::from(1u32 << 16) / f64::from(1u32 << 16);
-    (0..n).map(|_| ((0..12).map(|_| uniform()).sum::<f64>() - 6.0) as f32).collect()
+    let mut uniform = || (f64::from(stream.next_u32()) + 0.5) / 2f64.powi(32);
+    (0..n).map(|_| ((-2.0 * uniform().ln()).sqrt() * (std::f64::consts::TAU * uniform()).cos()) as f32).collect()
 }
 
 fn matrix(gpu: &Gpu, units: &[f32], scales: &[bf16], cols: usize, bits: FixedBits) -> FixedMatrix {
@@ -99,6 +99,41 @@ fn fixed_products_are_those_of_the_dequantized_weights() {
 }
 
 #[test]
+fn fixed_products_with_the_rotation_are_those_of_rotated_rows() {
+    let Some(gpu) = gpu() else { return };
+    let stream = gpu.stream().unwrap();
+    let cols = 4096;
+    let rht = Rht::new(TilePlan::new(cols, 128).unwrap(), 77);
+    let signs = gpu.upload(rht.signs().words()).unwrap();
+    for (bits, rows) in [(FixedBits::Two, 1), (FixedBits::Two, 4100), (FixedBits::Four, 33), (FixedBits::Four, 2500)] {
+        let matrix = matrix(&gpu, &gaussian(rows * cols, 6), &vec![bf16::from_f32(0.02); rows], cols, bits);
+        let weights = matrix.dequantize().unwrap();
+        for size in [1.0, 1e-20, 1e20, 0.0] {
+            let mut x: Vec<f32> = gaussian(cols, 7).into_iter().map(|x| x * size).collect();
+            x[5] *= 50.0;
+            let on_device = gpu.upload(&x).unwrap();
+            let mut y = gpu.upload(&vec![f32::NAN; rows]).unwrap();
+            matrix.gemv_rht(stream.as_ref(), on_device.as_slice(), signs.as_slice(), rht.plan(), y.as_mut()).unwrap();
+            let y = gpu.download(y.as_slice()).unwrap();
+            rht.forward(&mut x);
+            let norm = x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
+            for (row, (w, y)) in weights.chunks(cols).zip(y).enumerate() {
+                let exact: f64 = w.iter().zip(&x).map(|(w, x)| f64::from(*w) * f64::from(*x)).sum();
+                let bound = RELATIVE_BOUND * norm * w.iter().map(|w| f64::from(*w).powi(2)).sum::<f64>().sqrt();
+                assert!(
+                    (f64::from(y) - exact).abs() <= bound,
+                    "{bits:?} row {row} of {rows}, size {size}: {y}, {exact}"
+                );
+            }
+        }
+        let other = TilePlan::new(cols, 64).unwrap();
+        let (x, mut y) = (gpu.alloc::<f32>(cols).unwrap(), gpu.alloc::<f32>(rows).unwrap());
+        let error = matrix.gemv_rht(stream.as_ref(), x.as_slice(), signs.as_slice(), &other, y.as_mut()).unwrap_err();
+        assert_eq!(error.to_string(), "fixed_gemv_rht is not built for 4096 columns as 64 x 64");
+    }
+}
+
+#[test]
 fn fixed_levels_lose_what_the_table_says() {
     let Some(gpu) = gpu() else { return };
     let stream = gpu.stream().unwrap();
@@ -111,8 +146,8 @@ fn fixed_levels_lose_what_the_table_says() {
         let weights = matrix.dequantize().unwrap();
         let error: f64 = values.iter().zip(&weights).map(|(v, w)| f64::from(v - w).powi(2)).sum::<f64>();
         let energy: f64 = values.iter().map(|v| f64::from(*v).powi(2)).sum();
-        // Sums of twelve are a little lighter in the tails than a Gaussian.
-        assert!((error / energy / expected - 1.0).abs() < 0.04, "{bits:?}: {}", error / energy);
+        // 262144 values: the standard deviation of the mean is 0.4 % at four bits, whose tails are rare and large.
+        assert!((error / energy / expected - 1.0).abs() < 0.03, "{bits:?}: {}", error / energy);
     }
 }
 
