@@ -385,7 +385,7 @@ impl ShiftMatrix {
                 step: self.step,
                 x_type: X::TYPE,
                 y_type: Y::TYPE,
-                x_vector: (x.ptr() % 16 == 0).into(),
+                x_vector: x.ptr().is_multiple_of(16).into(),
                 rotation,
                 add: (first_unit > 0).into(),
                 plain: (cut.n_slots == 1 && cut.n_parts == n_units).into(),

@@ -102,7 +102,7 @@ impl ShiftMatrix {
         y: DevSliceMut<'_, f32>,
         workspace: &mut ShiftWorkspace,
     ) -> Result<(), CudaError> {
-        let counted = |n: usize| batch.checked_mul(n).unwrap_or(usize::MAX);
+        let counted = |n: usize| batch.saturating_mul(n);
         if x.len() != counted(self.cols) {
             return Err(CudaError::shape("x of shift_gemm", format!("{batch} x {} elements", self.cols), x.len()));
         }

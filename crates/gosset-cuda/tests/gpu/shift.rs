@@ -13,6 +13,9 @@ use crate::{gpu, reduced};
 /// usual.
 const BOUND: f64 = 1e-3;
 
+/// Which trellises a shape is tried with.
+type Wanted = fn(ShiftSpec) -> bool;
+
 /// Every trellis that there is.
 fn specs() -> impl Iterator<Item = ShiftSpec> {
     let codes = [ShiftCode::Quantiles, ShiftCode::Pairs];
@@ -70,7 +73,7 @@ fn shift_weights_are_those_of_the_cpu() {
     let Some(gpu) = gpu() else { return };
     let stream = gpu.stream().unwrap();
     let scale = bf16::from_f32(0.037);
-    let shapes: [(usize, usize, fn(ShiftSpec) -> bool); 6] = [
+    let shapes: [(usize, usize, Wanted); 6] = [
         (1, 1, |_| true),
         (7, 65, |_| true),
         (33, 300, |_| true),
