@@ -1,18 +1,23 @@
-// Causal attention with grouped heads for few rows: out = softmax(q . K^T) V, f32 arithmetic, keys and values f16 or f32.
+// One step of causal attention with grouped heads: q, k: + bias, optional norm per head, rotation by position; k, v go to the
+// cache; out = softmax(q . K^T / sqrt(head_dim)) V. f32 arithmetic, keys and values f16 or f32.
 //
-// q: [n, heads, head_dim] f32, rotated and scaled. Keys, values: [kv_heads, capacity, head_stride], head_stride a multiple of 8
-// whose padding is zero. out: [n, heads, head_dim]. Row i sits at position *position + i and sees every position up to its own.
+// x_q: [heads, head_dim], x_k and x_v: [kv_heads, head_dim], f32. Keys, values: [kv_heads, capacity, head_stride], head_stride a
+// multiple of 8 whose padding is zero. out: [heads, head_dim].
 //
-// Grid (n_splits, kv_heads * blocks of 4 heads, n). A block covers one span of positions. Blocks of one row and head block meet at
-// a counter; the last one merges the spans. The number of spans follows from the position: short texts have one, and idle
-// blocks leave at once. Static shared memory: at most 22 KiB.
+// Grid (n_splits, kv_heads * blocks of 4 heads). A block rotates its queries and covers one span of positions; the one with the
+// newest position appends it. Blocks of one head block meet at a counter; the last one merges the spans. The number of spans
+// follows from the position: short texts have one, and idle blocks leave at once. Static shared memory: at most 22 KiB.
 // Caller: gosset-cuda/src/launch/model.rs.
 
 #include "model.cuh"
 #include "model_cache.cuh"
+#include "model_rope.cuh"
 #include "params.cuh"
 
 namespace {
+
+__device__ __forceinline__ void store(float* p, float v) { *p = v; }
+__device__ __forceinline__ void store(__half* p, float v) { *p = __float2half_rn(v); }
 
 constexpr int kHeads = 4;  // Query heads of a group that a block takes.
 
@@ -22,7 +27,7 @@ constexpr int kHeads = 4;  // Query heads of a group that a block takes.
 // of scores; then a thread takes two columns of the values of every SLICES-th position. Keys of the next round are loaded
 // while the weights are made, values while the keys are used.
 template <typename C, int WIDTH, int T>
-__device__ __forceinline__ void attend_split(const ModelAttendParams& p) {
+__device__ __forceinline__ void attend_step(const ModelStepParams& p) {
     constexpr int kRound = T / 4, kChunks = WIDTH / 32, kSlices = T / (WIDTH / 2), kRows = kRound / kSlices;
     constexpr int kMaxSplits = 64;
     static_assert(T % (WIDTH / 2) == 0 && kRound % kSlices == 0 && kRound % 32 == 0, "threads share a round evenly");
@@ -34,13 +39,13 @@ __device__ __forceinline__ void attend_split(const ModelAttendParams& p) {
     __shared__ bool s_last;
 
     const unsigned group = p.heads / p.kv_heads, blocks = (group + kHeads - 1) / kHeads;
-    const unsigned kv_head = blockIdx.y / blocks, first = blockIdx.y % blocks * kHeads, row = blockIdx.z;
+    const unsigned kv_head = blockIdx.y / blocks, first = blockIdx.y % blocks * kHeads;
     const unsigned n_heads = min(kHeads, group - first), head0 = kv_head * group + first;
     const unsigned tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
     const unsigned quarter = tid & 3, k_row = tid >> 2, slice = tid / (WIDTH / 2), column = tid % (WIDTH / 2) * 2;
 
     // The position is older than the predecessor, and so are all keys and values but the newest.
-    const unsigned len = min(*p.position + row + 1, p.capacity);
+    const unsigned len = min(*p.position + 1, p.capacity);
     const unsigned span = max(p.min_span, ((len + gridDim.x - 1) / gridDim.x + kRound - 1) / kRound * kRound);
     const unsigned active = (len + span - 1) / span;
     if (blockIdx.x >= active) return;
@@ -75,13 +80,46 @@ __device__ __forceinline__ void attend_split(const ModelAttendParams& p) {
             if (t < end && column < p.head_stride) v[r].load(values + static_cast<size_t>(t) * p.head_stride + column);
         }
     };
+    {
+        constexpr int kPairs = WIDTH / 64;
+        const unsigned n_roles = kHeads + 2, role = warp, half = p.head_dim / 2;
+        if (role < n_roles) {
+            const bool is_q = role < kHeads, is_v = role == kHeads + 1;
+            const unsigned local = is_q ? head0 + role : kv_head;
+            const unsigned head = is_q ? local : p.heads + (is_v ? p.kv_heads : 0) + kv_head;
+            const float* x = (is_q ? p.x_q : is_v ? p.x_v : p.x_k) + static_cast<size_t>(local) * p.head_dim;
+            const float* bias = p.bias ? p.bias + static_cast<size_t>(head) * p.head_dim : nullptr;
+            const float* norm = is_v ? nullptr : is_q ? p.q_norm : p.k_norm;
+            float a[kPairs], b[kPairs];
+            const bool there = is_q ? role < n_heads : end == len;
+            if (there) {
+                rotate_head<kPairs>(p, x, bias, norm, !is_v, len - 1, a, b);
+            } else {
+#pragma unroll
+                for (int j = 0; j < kPairs; ++j) a[j] = b[j] = 0.0f;
+            }
+            C* cache = reinterpret_cast<C*>(is_v ? p.new_values : p.new_keys) + base + static_cast<size_t>(len - 1) * p.head_stride;
+#pragma unroll
+            for (int j = 0; j < kPairs; ++j) {
+                const unsigned i = lane + 32 * j, i0 = pair_first(p, i), i1 = pair_second(p, i);
+                if (i >= half) continue;
+                if (is_q) {
+                    s_q[role][i0] = a[j] * p.scale * kLog2E;
+                    s_q[role][i1] = b[j] * p.scale * kLog2E;
+                } else if (there) {
+                    store(cache + i0, a[j]);
+                    store(cache + i1, b[j]);
+                }
+            }
+        }
+        // Columns beyond the head meet keys that are zero there; they only must not be NaN.
+        for (unsigned i = tid; i < kHeads * WIDTH; i += T) {
+            if (i % WIDTH >= p.head_dim) s_q[i / WIDTH][i % WIDTH] = 0.0f;
+        }
+        __syncthreads();
+    }
     load_keys(begin);
     load_values(begin);
-    for (unsigned i = tid; i < kHeads * WIDTH; i += T) {
-        const unsigned g = i / WIDTH, d = i % WIDTH;
-        const bool in = g < n_heads && d < p.head_dim;
-        s_q[g][d] = in ? p.q[(static_cast<size_t>(row) * p.heads + head0 + g) * p.head_dim + d] * kLog2E : 0.0f;
-    }
     if (tid < kHeads) {
         s_max[tid] = kNegative;
         s_sum[tid] = 0.0f;
@@ -182,7 +220,7 @@ __device__ __forceinline__ void attend_split(const ModelAttendParams& p) {
         float sum = 0.0f;
 #pragma unroll
         for (int s = 0; s < kSlices; ++s) sum += s_acc[s][g][d];
-        const size_t head = static_cast<size_t>(row) * p.heads + head0 + g;
+        const size_t head = head0 + g;
         if (active == 1) {
             p.out[head * p.head_dim + d] = sum / s_sum[g];
         } else {
@@ -197,14 +235,14 @@ __device__ __forceinline__ void attend_split(const ModelAttendParams& p) {
     if (active == 1) return;
     __threadfence();
     __syncthreads();
-    unsigned* counter = p.counters + static_cast<size_t>(row) * gridDim.y + blockIdx.y;
+    unsigned* counter = p.counters + blockIdx.y;
     if (tid == 0) s_last = atomicAdd(counter, 1u) == active - 1;
     __syncthreads();
     if (!s_last) return;
     __threadfence();
     if (tid == 0) *counter = 0;
     if (warp < n_heads) {
-        const float* parts = p.parts + (static_cast<size_t>(row) * p.heads + head0 + warp) * gridDim.x * part_len + part_len - 2;
+        const float* parts = p.parts + static_cast<size_t>(head0 + warp) * gridDim.x * part_len + part_len - 2;
         float top[2] = {kNegative, kNegative}, sum[2] = {0.0f, 0.0f};
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
@@ -227,7 +265,7 @@ __device__ __forceinline__ void attend_split(const ModelAttendParams& p) {
     for (unsigned i = tid; i < kHeads * WIDTH; i += T) {
         const unsigned g = i / WIDTH, d = i % WIDTH;
         if (g >= n_heads || d >= p.head_dim) continue;
-        const size_t head = static_cast<size_t>(row) * p.heads + head0 + g;
+        const size_t head = head0 + g;
         const float* parts = p.parts + head * gridDim.x * part_len + d;
         float sum = 0.0f;
 #pragma unroll 8
@@ -240,14 +278,14 @@ __device__ __forceinline__ void attend_split(const ModelAttendParams& p) {
 
 #ifdef CACHE_F32
 // For comparisons: one width serves all.
-extern "C" __global__ void __launch_bounds__(256) model_split_256(const __grid_constant__ ModelAttendParams p) {
-    attend_split<float, 256, 256>(p);
+extern "C" __global__ void __launch_bounds__(256) model_step_256(const __grid_constant__ ModelStepParams p) {
+    attend_step<float, 256, 256>(p);
 }
 #else
-extern "C" __global__ void __launch_bounds__(512) model_split_128(const __grid_constant__ ModelAttendParams p) {
-    attend_split<__half, 128, 512>(p);
+extern "C" __global__ void __launch_bounds__(512) model_step_128(const __grid_constant__ ModelStepParams p) {
+    attend_step<__half, 128, 512>(p);
 }
-extern "C" __global__ void __launch_bounds__(256) model_split_256(const __grid_constant__ ModelAttendParams p) {
-    attend_split<__half, 256, 256>(p);
+extern "C" __global__ void __launch_bounds__(256) model_step_256(const __grid_constant__ ModelStepParams p) {
+    attend_step<__half, 256, 256>(p);
 }
 #endif

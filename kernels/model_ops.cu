@@ -14,6 +14,7 @@
 #include <cuda_fp16.h>
 
 #include "model.cuh"
+#include "model_rope.cuh"
 #include "params.cuh"
 #include "rht.cuh"
 
@@ -49,90 +50,41 @@ __device__ __forceinline__ void embed(const ModelEmbedParams& p) {
 
 }  // namespace
 
-// One warp per head of one row. Pairs are (i, i + half), or (2i, 2i + 1) when interleaved.
+// One warp per head of one row.
 extern "C" __global__ void __launch_bounds__(128) model_rope(const __grid_constant__ ModelRopeParams p) {
     constexpr int kPairs = 4;  // Pairs per lane: heads of up to 256 columns.
     const unsigned lane = threadIdx.x & 31, half = p.head_dim / 2;
     const unsigned head = blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5), row = blockIdx.y;
-    const unsigned n_heads = p.heads + 2 * p.kv_heads;
-    if (head >= n_heads) return;
     const bool is_q = head < p.heads, is_v = head >= p.heads + p.kv_heads;
+    wait_for_predecessor();
+    let_successor_start();
+    if (head >= p.heads + 2 * p.kv_heads) return;
     const unsigned local = head - (is_q ? 0 : is_v ? p.heads + p.kv_heads : p.heads);
     const float* from = is_q ? p.x_q : is_v ? p.x_v : p.x_k;
     const size_t stride = is_q ? p.q_stride : is_v ? p.v_stride : p.k_stride;
     const float* x = from + row * stride + static_cast<size_t>(local) * p.head_dim;
     const float* bias = p.bias ? p.bias + static_cast<size_t>(head) * p.head_dim : nullptr;
-    wait_for_predecessor();
-    let_successor_start();
-    const unsigned position = *p.position + row;
-
-    float a[kPairs], b[kPairs], sum = 0.0f;
-#pragma unroll
-    for (int j = 0; j < kPairs; ++j) {
-        const unsigned i = lane + 32 * j;
-        const unsigned i0 = p.interleaved ? 2 * i : i, i1 = p.interleaved ? 2 * i + 1 : i + half;
-        const bool in = i < half;
-        a[j] = in ? x[i0] + (bias ? bias[i0] : 0.0f) : 0.0f;
-        b[j] = in ? x[i1] + (bias ? bias[i1] : 0.0f) : 0.0f;
-        sum += a[j] * a[j] + b[j] * b[j];
-    }
     const float* norm = is_v ? nullptr : is_q ? p.q_norm : p.k_norm;
-    if (norm) {
-#pragma unroll
-        for (int d = 16; d > 0; d >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, d);
-        const float scale = 1.0f / sqrtf(sum / static_cast<float>(p.head_dim) + p.eps);
-#pragma unroll
-        for (int j = 0; j < kPairs; ++j) {
-            const unsigned i = lane + 32 * j;
-            const unsigned i0 = p.interleaved ? 2 * i : i, i1 = p.interleaved ? 2 * i + 1 : i + half;
-            if (i < half) {
-                a[j] *= scale * norm[i0];
-                b[j] *= scale * norm[i1];
-            }
-        }
-    }
-    if (!is_v) {
-#pragma unroll
-        for (int j = 0; j < kPairs; ++j) {
-            const unsigned i = lane + 32 * j;
-            if (i < half) {
-                // The angle is reduced in f64: its f32 form would be off by whole turns at long contexts.
-                const double turns = static_cast<double>(position) * p.turns[i];
-                float sin, cos;
-                sincospif(2.0f * static_cast<float>(turns - rint(turns)), &sin, &cos);
-                const float rotated = a[j] * cos - b[j] * sin;
-                b[j] = b[j] * cos + a[j] * sin;
-                a[j] = rotated;
-            }
-        }
-    }
-    if (is_q) {
-        float* out = p.q + (static_cast<size_t>(row) * p.heads + head) * p.head_dim;
-#pragma unroll
-        for (int j = 0; j < kPairs; ++j) {
-            const unsigned i = lane + 32 * j;
-            if (i < half) {
-                out[p.interleaved ? 2 * i : i] = a[j] * p.scale;
-                out[p.interleaved ? 2 * i + 1 : i + half] = b[j] * p.scale;
-            }
-        }
-        return;
-    }
-    if (position >= p.capacity) return;
+    const unsigned position = *p.position + row;
+    float a[kPairs], b[kPairs];
+    rotate_head<kPairs>(p, x, bias, norm, !is_v, position, a, b);
+    if (!is_q && position >= p.capacity) return;
+    float* q = p.q + (static_cast<size_t>(row) * p.heads + head) * p.head_dim;
     void* cache = is_v ? p.values : p.keys;
-    const size_t out = (static_cast<size_t>(local) * p.capacity + position) * p.head_stride;
+    const size_t at = (static_cast<size_t>(local) * p.capacity + position) * p.head_stride;
 #pragma unroll
     for (int j = 0; j < kPairs; ++j) {
-        const unsigned i = lane + 32 * j;
-        if (i < half) {
-            const size_t i0 = out + (p.interleaved ? 2 * i : i), i1 = out + (p.interleaved ? 2 * i + 1 : i + half);
-            if (p.cache_f32) {
-                static_cast<float*>(cache)[i0] = a[j];
-                static_cast<float*>(cache)[i1] = b[j];
-            } else {
-                static_cast<__half*>(cache)[i0] = __float2half_rn(a[j]);
-                static_cast<__half*>(cache)[i1] = __float2half_rn(b[j]);
-            }
+        const unsigned i = lane + 32 * j, i0 = pair_first(p, i), i1 = pair_second(p, i);
+        if (i >= half) continue;
+        if (is_q) {
+            q[i0] = a[j] * p.scale;
+            q[i1] = b[j] * p.scale;
+        } else if (p.cache_f32) {
+            static_cast<float*>(cache)[at + i0] = a[j];
+            static_cast<float*>(cache)[at + i1] = b[j];
+        } else {
+            static_cast<__half*>(cache)[at + i0] = __float2half_rn(a[j]);
+            static_cast<__half*>(cache)[at + i1] = __float2half_rn(b[j]);
         }
     }
 }

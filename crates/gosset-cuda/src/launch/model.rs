@@ -13,7 +13,7 @@ use crate::error::CudaError;
 use crate::generated::modules::Module;
 use crate::generated::params::{
     ModelArgmaxParams, ModelAttendParams, ModelCacheCopyParams, ModelDenseParams, ModelEmbedParams, ModelNormParams,
-    ModelNormalParams, ModelRopeParams, ModelSiluParams,
+    ModelNormalParams, ModelRopeParams, ModelSiluParams, ModelStepParams,
 };
 use crate::gpu::Gpu;
 use crate::kernel::{Launch, Params};
@@ -37,9 +37,6 @@ const BLOCK_HEADS: usize = 4;
 
 /// Rows from which a dense matrix is tall: two rows per warp then still give every multiprocessor enough warps.
 const TALL_ROWS: u32 = 12_288;
-
-/// Rows up to which attention cuts the positions instead of the rows.
-const SPLIT_ROWS: usize = 8;
 
 /// Widest batch of the products that read each weight once per warp.
 pub const GEMV_BATCH: usize = 8;
@@ -124,7 +121,7 @@ pub trait CacheElement: DeviceType {
 #[doc(hidden)]
 #[derive(Debug, Clone, Copy)]
 pub struct CacheModule {
-    /// Attention of few rows.
+    /// Steps of attention.
     module: Module,
     is_f32: bool,
 }
@@ -192,7 +189,7 @@ impl AttentionShape {
     }
 }
 
-/// Scratch of attention that cuts positions.
+/// Scratch of [`attend_step`], which cuts the positions into spans.
 #[derive(Debug)]
 pub struct AttentionScratch {
     parts: Buffer<f32>,
@@ -210,10 +207,18 @@ impl AttentionScratch {
         // About two blocks per multiprocessor.
         let n_splits = (2 * gpu.info().n_sms as usize).div_ceil(head_blocks(shape)).clamp(1, MAX_SPLITS);
         Ok(Self {
-            parts: gpu.alloc(SPLIT_ROWS * shape.heads * n_splits * (shape.head_stride() + 2))?,
-            counters: gpu.alloc(SPLIT_ROWS * head_blocks(shape))?,
+            parts: gpu.alloc(shape.heads * n_splits * (shape.head_stride() + 2))?,
+            counters: gpu.alloc(head_blocks(shape))?,
             n_splits,
         })
+    }
+
+    fn check(&self, shape: &AttentionShape) -> Result<(), CudaError> {
+        let parts = shape.heads * self.n_splits * (shape.head_stride() + 2);
+        if self.parts.len() < parts || self.counters.len() < head_blocks(shape) {
+            return Err(CudaError::shape("scratch of attention", "that of this shape", "that of another"));
+        }
+        Ok(())
     }
 
     /// Bytes of device memory.
@@ -419,6 +424,17 @@ pub struct Rope<'a> {
     pub position: DevSlice<'a, u32>,
 }
 
+impl Rope<'_> {
+    fn check(&self, shape: &AttentionShape) -> Result<(), CudaError> {
+        expect("turns of a rotation", self.turns.len(), Some(shape.head_dim / 2))?;
+        expect("position", self.position.len(), Some(1))?;
+        for (norm, what) in [(self.q_norm, "norm of queries"), (self.k_norm, "norm of keys")] {
+            norm.map_or(Ok(()), |norm| expect(what, norm.len(), Some(shape.head_dim)))?;
+        }
+        self.bias.map_or(Ok(()), |bias| expect("bias of qkv", bias.len(), Some(shape.qkv_len())))
+    }
+}
+
 /// Rotates queries and keys, and puts keys and values into the cache.
 ///
 /// `x` are queries, keys and values: `[n, heads, head_dim]` and twice `[n, kv_heads, head_dim]`. `q` gets the rotated queries times `1 / sqrt(head_dim)`, `[n, heads, head_dim]`.
@@ -448,12 +464,7 @@ pub fn rope_append<C: CacheElement>(
     ];
     expect("keys", keys.len(), Some(shape.cache_len()))?;
     expect("values", values.len(), Some(shape.cache_len()))?;
-    expect("turns of a rotation", rope.turns.len(), Some(head_dim / 2))?;
-    expect("position", rope.position.len(), Some(1))?;
-    for (norm, what) in [(rope.q_norm, "norm of queries"), (rope.k_norm, "norm of keys")] {
-        norm.map_or(Ok(()), |norm| expect(what, norm.len(), Some(head_dim)))?;
-    }
-    rope.bias.map_or(Ok(()), |bias| expect("bias of qkv", bias.len(), Some(shape.qkv_len())))?;
+    rope.check(shape)?;
     let params = ModelRopeParams {
         x_q: x[0].values.ptr(),
         x_k: x[1].values.ptr(),
@@ -501,7 +512,7 @@ fn for_rows(n: usize, f: impl FnOnce(u32) -> Result<(), CudaError>) -> Result<()
 ///
 /// # Errors
 /// [`CudaError::Shape`], and what a launch can fail with.
-#[expect(clippy::too_many_arguments, reason = "five arrays of one operation")]
+#[expect(clippy::too_many_arguments, reason = "four arrays of one operation")]
 pub fn attend<C: CacheElement>(
     gpu: &Gpu,
     stream: StreamRef<'_>,
@@ -510,7 +521,6 @@ pub fn attend<C: CacheElement>(
     q: DevSlice<'_, f32>,
     keys: DevSlice<'_, C>,
     values: DevSlice<'_, C>,
-    scratch: &mut AttentionScratch,
     out: DevSliceMut<'_, f32>,
 ) -> Result<(), CudaError> {
     shape.check()?;
@@ -521,18 +531,11 @@ pub fn attend<C: CacheElement>(
     expect("keys", keys.len(), Some(shape.cache_len()))?;
     expect("values", values.len(), Some(shape.cache_len()))?;
     expect("position", position.len(), Some(1))?;
-    let split = n <= SPLIT_ROWS;
-    let parts = n.min(SPLIT_ROWS) * heads * scratch.n_splits * (shape.head_stride() + 2);
-    if scratch.parts.len() < parts || scratch.counters.len() < n.min(SPLIT_ROWS) * head_blocks(shape) {
-        return Err(CudaError::shape("scratch of attention", "that of this shape", "that of another"));
-    }
     let params = ModelAttendParams {
         q: q.ptr(),
         keys: keys.ptr(),
         values: values.ptr(),
         out: out.ptr(),
-        parts: scratch.parts.as_slice().ptr(),
-        counters: scratch.counters.as_slice().ptr(),
         position: position.ptr(),
         n: to_u32("rows", n)?,
         heads: heads as u32,
@@ -540,27 +543,78 @@ pub fn attend<C: CacheElement>(
         head_dim: head_dim as u32,
         head_stride: shape.head_stride() as u32,
         capacity: capacity as u32,
-        min_span: MIN_SPAN,
-        part_len: shape.head_stride() as u32 + 2,
         cache_f32: C::MODULE.is_f32.into(),
     };
-    let (module, entry, grid, block, shared) = if split {
-        let wide = head_dim > 128 || C::MODULE.is_f32;
-        let (entry, block) = if wide { ("model_split_256", 256) } else { ("model_split_128", 512) };
-        let grid = [scratch.n_splits as u32, head_blocks(shape) as u32, n as u32];
-        (C::MODULE.module, entry, grid, block, 0)
-    } else {
-        // Entry, padded columns, rows of a tile.
-        let (entry, width, tile) = match head_dim {
-            0..=64 => ("model_tile_64", 64, 64u32),
-            65..=128 => ("model_tile_128", 128, 64),
-            _ => ("model_tile_256", 256, 32),
-        };
-        let shared = (2 * tile * (width + 4) + tile * (tile + 4)) * 4;
-        (Module::ModelTile, entry, [(n as u32).div_ceil(tile), heads as u32, 1], 256, shared)
+    // Entry, padded columns, rows of a tile.
+    let (entry, width, tile) = match head_dim {
+        0..=64 => ("model_tile_64", 64, 64u32),
+        65..=128 => ("model_tile_128", 128, 64),
+        _ => ("model_tile_256", 256, 32),
     };
-    // SAFETY: the lengths were checked; the kernels keep positions within the capacity.
-    unsafe { launch(gpu, stream, (module, entry), (grid, block, shared), &params) }
+    let shared = (2 * tile * (width + 4) + tile * (tile + 4)) * 4;
+    let grid = [params.n.div_ceil(tile), heads as u32, 1];
+    // SAFETY: the lengths were checked; the kernel keeps positions within the capacity.
+    unsafe { launch(gpu, stream, (Module::ModelTile, entry), (grid, 256, shared), &params) }
+}
+
+/// [`rope_append`] and [`attend`] of one row in one launch: `x` are its queries, keys and values, `out` is `[heads, head_dim]`.
+///
+/// # Errors
+/// [`CudaError::Shape`], and what a launch can fail with.
+#[expect(clippy::too_many_arguments, reason = "five arrays of one operation")]
+pub fn attend_step<C: CacheElement>(
+    gpu: &Gpu,
+    stream: StreamRef<'_>,
+    shape: &AttentionShape,
+    rope: &Rope<'_>,
+    x: [Rows<'_>; 3],
+    keys: DevSliceMut<'_, C>,
+    values: DevSliceMut<'_, C>,
+    scratch: &mut AttentionScratch,
+    out: DevSliceMut<'_, f32>,
+) -> Result<(), CudaError> {
+    shape.check()?;
+    rope.check(shape)?;
+    let AttentionShape { heads, kv_heads, head_dim, capacity } = *shape;
+    expect("result of attention", out.len(), Some(heads * head_dim))?;
+    expect("keys", keys.len(), Some(shape.cache_len()))?;
+    expect("values", values.len(), Some(shape.cache_len()))?;
+    x[0].check("queries", 1, heads * head_dim)?;
+    x[1].check("keys", 1, kv_heads * head_dim)?;
+    x[2].check("values", 1, kv_heads * head_dim)?;
+    scratch.check(shape)?;
+    let params = ModelStepParams {
+        x_q: x[0].values.ptr(),
+        x_k: x[1].values.ptr(),
+        x_v: x[2].values.ptr(),
+        bias: ptr(rope.bias),
+        q_norm: ptr(rope.q_norm),
+        k_norm: ptr(rope.k_norm),
+        turns: rope.turns.ptr(),
+        position: rope.position.ptr(),
+        keys: keys.ptr(),
+        values: values.ptr(),
+        new_keys: keys.ptr(),
+        new_values: values.ptr(),
+        out: out.ptr(),
+        parts: scratch.parts.as_slice().ptr(),
+        counters: scratch.counters.as_slice().ptr(),
+        heads: heads as u32,
+        kv_heads: kv_heads as u32,
+        head_dim: head_dim as u32,
+        head_stride: shape.head_stride() as u32,
+        capacity: capacity as u32,
+        interleaved: rope.interleaved.into(),
+        min_span: MIN_SPAN,
+        part_len: shape.head_stride() as u32 + 2,
+        scale: 1.0 / (head_dim as f32).sqrt(),
+        eps: rope.eps,
+    };
+    let wide = head_dim > 128 || C::MODULE.is_f32;
+    let (entry, block) = if wide { ("model_step_256", 256) } else { ("model_step_128", 512) };
+    let grid = [scratch.n_splits as u32, head_blocks(shape) as u32, 1];
+    // SAFETY: the lengths were checked; the kernel keeps positions within the capacity.
+    unsafe { launch(gpu, stream, (C::MODULE.module, entry), (grid, block, 0), &params) }
 }
 
 /// `out = silu(gate + bias) * (up + bias)`: `gate`, `up` and `out` are `[n, cols]`, `bias` `[2, cols]`.

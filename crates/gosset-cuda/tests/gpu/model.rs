@@ -1,8 +1,8 @@
 //! The small operations of a decoder against their definitions in f64.
 
 use gosset_cuda::launch::model::{
-    Argmax, AttentionScratch, AttentionShape, CacheElement, Delta, DenseElement, Rope, Rows, attend, copy_cache, dense,
-    embed, read, rmsnorm, rope_append, silu_mul,
+    Argmax, AttentionScratch, AttentionShape, CacheElement, Delta, DenseElement, Rope, Rows, attend, attend_step,
+    copy_cache, dense, embed, read, rmsnorm, rope_append, silu_mul,
 };
 use gosset_cuda::{Buffer, DevSliceMut, DeviceType, Gpu, Stream};
 use gosset_transform::{Rht, TilePlan};
@@ -241,10 +241,8 @@ fn attend_case<C: CacheElement>(gpu: &Gpu, from_f32: fn(f32) -> C, to_f32: fn(C)
             let (keys, values) = (fill(2), fill(3));
             let (dq, dk, dv) = (gpu.upload(&q).unwrap(), gpu.upload(&keys).unwrap(), gpu.upload(&values).unwrap());
             let position = gpu.upload(&[start as u32]).unwrap();
-            let mut scratch = AttentionScratch::new(gpu, &shape).unwrap();
             let what = format!("{heads}/{kv_heads} x {head_dim}, {n} rows at {start}");
-            // Twice: the counters must be as before.
-            for _ in 0..2 {
+            {
                 let mut out = poisoned(gpu, q.len());
                 attend(
                     gpu,
@@ -254,7 +252,6 @@ fn attend_case<C: CacheElement>(gpu: &Gpu, from_f32: fn(f32) -> C, to_f32: fn(C)
                     dq.as_slice(),
                     dk.as_slice(),
                     dv.as_slice(),
-                    &mut scratch,
                     out.as_mut(),
                 )
                 .unwrap();
@@ -290,6 +287,74 @@ fn model_attention_is_softmax_over_what_was_seen() {
     let Some(gpu) = gpu() else { return };
     attend_case::<f32>(&gpu, |v| v, |v| v);
     attend_case::<f16>(&gpu, f16::from_f32, f16::to_f32);
+}
+
+fn step_case<C: CacheElement + PartialEq + std::fmt::Debug>(gpu: &Gpu, from_f32: fn(f32) -> C) {
+    let stream = gpu.stream().unwrap();
+    let cases = [(1, 1, 2), (3, 1, 6), (9, 3, 64), (14, 2, 64), (4, 4, 80), (32, 8, 128), (4, 2, 192), (3, 1, 256)];
+    for (heads, kv_heads, head_dim) in cases {
+        for (start, options) in [(0, 0), (1, 1), (127, 2), (128, 3), (255, 0), (256, 2), (777, 3), (5000, 2)] {
+            let (interleaved, with) = (options & 1 != 0, options & 2 != 0);
+            let shape = AttentionShape { heads, kv_heads, head_dim, capacity: start + 3 };
+            let extra = |len: usize, seed| with.then(|| gpu.upload(&numbers(len, seed)).unwrap());
+            let (bias, q_norm, k_norm) = (extra(shape.qkv_len(), 2), extra(head_dim, 3), extra(head_dim, 4));
+            let turns: Vec<f64> = (0..head_dim / 2).map(|i| 0.1f64.powi(i as i32)).collect();
+            let (turns, position) = (gpu.upload(&turns).unwrap(), gpu.upload(&[start as u32]).unwrap());
+            let rope = Rope {
+                turns: turns.as_slice(),
+                interleaved,
+                bias: bias.as_ref().map(Buffer::as_slice),
+                q_norm: q_norm.as_ref().map(Buffer::as_slice),
+                k_norm: k_norm.as_ref().map(Buffer::as_slice),
+                eps: 1e-6,
+                position: position.as_slice(),
+            };
+            let cache = |seed| {
+                let mut cache: Vec<C> = numbers(shape.cache_len(), seed).into_iter().map(from_f32).collect();
+                let stride = shape.head_stride();
+                cache
+                    .iter_mut()
+                    .enumerate()
+                    .filter(|(i, _)| i % stride >= head_dim)
+                    .for_each(|(_, v)| *v = from_f32(0.0));
+                gpu.upload(&cache).unwrap()
+            };
+            let qkv = gpu.upload(&numbers(shape.qkv_len(), 1)).unwrap();
+            let x =
+                Rows::parts(qkv.as_slice(), 1, [heads * head_dim, kv_heads * head_dim, kv_heads * head_dim]).unwrap();
+            let mut scratch = AttentionScratch::new(gpu, &shape).unwrap();
+            let mut results = Vec::new();
+            // The fused one twice: the counters must be as before.
+            for fused in [false, true, true] {
+                let (mut keys, mut values) = (cache(5), cache(6));
+                let (mut q, mut out) = (poisoned(gpu, heads * head_dim), poisoned(gpu, heads * head_dim));
+                let on = stream.as_ref();
+                if fused {
+                    attend_step(gpu, on, &shape, &rope, x, keys.as_mut(), values.as_mut(), &mut scratch, out.as_mut())
+                        .unwrap();
+                } else {
+                    rope_append(gpu, on, &shape, &rope, x, q.as_mut(), keys.as_mut(), values.as_mut()).unwrap();
+                    let (k, v) = (keys.as_slice(), values.as_slice());
+                    attend(gpu, on, &shape, position.as_slice(), q.as_slice(), k, v, out.as_mut()).unwrap();
+                }
+                results.push((fetch(gpu, &stream, &keys), fetch(gpu, &stream, &values), fetch(gpu, &stream, &out)));
+            }
+            let what = format!("{heads}/{kv_heads} x {head_dim} at {start}, {options}");
+            let (two, one) = (&results[0], &results[2]);
+            assert!(results[1] == results[2], "{what}: the same again");
+            assert!(two.0 == one.0 && two.1 == one.1, "{what}: the cache");
+            let expected: Vec<f64> = two.2.iter().map(|v| f64::from(*v)).collect();
+            // Scaled by 1/sqrt(d) and log2(e) in another order.
+            close(&what, &one.2, &expected, |_| 1e-5);
+        }
+    }
+}
+
+#[test]
+fn model_a_step_of_attention_is_rotation_and_attention() {
+    let Some(gpu) = gpu() else { return };
+    step_case::<f32>(&gpu, |v| v);
+    step_case::<f16>(&gpu, f16::from_f32);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use gosset_cuda::launch::model::{AttentionShape, Delta, Rope, attend, embed, read, rmsnorm, rope_append, silu_mul};
+use gosset_cuda::launch::model::{AttentionShape, Delta, Rope, attend, attend_step, embed, read, rmsnorm, rope_append, silu_mul};
 use gosset_cuda::{Buffer, CudaError, DevSlice, Gpu, Graph, StreamRef};
 
 use super::linear::{DenseWeights, DeviceLinear, LoadNotes, Needs, Stack};
@@ -494,8 +494,12 @@ impl GpuDecoder {
             macro_rules! attention {
                 ($keys:expr, $values:expr) => {{
                     let (mut k, mut v) = ($keys.as_mut().slice(own.clone())?, $values.as_mut().slice(own)?);
-                    rope_append(gpu, stream, shape, &rope, qkv, q.reborrow(), k.reborrow(), v.reborrow())?;
-                    attend(gpu, stream, shape, position, q.as_slice(), k.as_slice(), v.as_slice(), scratch, out)?;
+                    if n == 1 {
+                        attend_step(gpu, stream, shape, &rope, qkv, k, v, scratch, out)?;
+                    } else {
+                        rope_append(gpu, stream, shape, &rope, qkv, q.reborrow(), k.reborrow(), v.reborrow())?;
+                        attend(gpu, stream, shape, position, q.as_slice(), k.as_slice(), v.as_slice(), out)?;
+                    }
                 }};
             }
             match cache {
