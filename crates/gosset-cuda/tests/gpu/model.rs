@@ -8,7 +8,7 @@ use gosset_cuda::{Buffer, DevSliceMut, DeviceType, Gpu, Stream};
 use gosset_transform::{Rht, TilePlan};
 use half::{bf16, f16};
 
-use crate::gpu;
+use crate::{gpu, reduced};
 
 /// Rounding of one f32 operation.
 const EPS: f64 = 6e-8;
@@ -221,6 +221,9 @@ fn attend_case<C: CacheElement>(gpu: &Gpu, from_f32: fn(f32) -> C, to_f32: fn(C)
         for (n, start) in
             [(1, 0), (1, 1), (1, 63), (1, 64), (1, 777), (1, 5000), (2, 300), (8, 90), (9, 0), (70, 0), (33, 130)]
         {
+            if reduced() && n * start * heads > 3000 {
+                continue;
+            }
             let shape = AttentionShape { heads, kv_heads, head_dim, capacity: start + n + 3 };
             let stride = shape.head_stride();
             let q: Vec<f32> =
@@ -293,6 +296,9 @@ fn step_case<C: CacheElement + PartialEq + std::fmt::Debug>(gpu: &Gpu, from_f32:
     let stream = gpu.stream().unwrap();
     let cases = [(1, 1, 2), (3, 1, 6), (9, 3, 64), (14, 2, 64), (4, 4, 80), (32, 8, 128), (4, 2, 192), (3, 1, 256)];
     for (heads, kv_heads, head_dim) in cases {
+        if reduced() && heads > 9 {
+            continue;
+        }
         for (start, options) in [(0, 0), (1, 1), (127, 2), (128, 3), (255, 0), (256, 2), (777, 3), (5000, 2)] {
             let (interleaved, with) = (options & 1 != 0, options & 2 != 0);
             let shape = AttentionShape { heads, kv_heads, head_dim, capacity: start + 3 };
@@ -466,6 +472,9 @@ fn dense_case<T: DenseElement>(gpu: &Gpu, name: &str) {
     for (rows, cols) in shapes {
         let w: Vec<T> = numbers(rows * cols, 1).into_iter().map(T::from_f32).collect();
         let dw = gpu.upload(&w).unwrap();
+        if reduced() && rows * cols > 1 << 16 {
+            continue;
+        }
         for batch in [1, 2, 3, 4, 5, 8, 9, 17, 64, 65, 130] {
             if batch > 2 && rows * cols > 1 << 19 {
                 continue;

@@ -2,7 +2,9 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use gosset_cuda::launch::model::{AttentionShape, Delta, Rope, attend, attend_step, embed, read, rmsnorm, rope_append, silu_mul};
+use gosset_cuda::launch::model::{
+    AttentionShape, Delta, Rope, attend, attend_step, embed, read, rmsnorm, rope_append, silu_mul,
+};
 use gosset_cuda::{Buffer, CudaError, DevSlice, Gpu, Graph, StreamRef};
 
 use super::linear::{DenseWeights, DeviceLinear, LoadNotes, Needs, Stack};
