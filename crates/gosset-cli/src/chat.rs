@@ -48,9 +48,9 @@ const COMMANDS: &str = "/clear forgets the conversation, /quit (or Ctrl-D) leave
 /// Runs the command.
 pub(crate) fn run(args: &ChatArgs) -> Result<()> {
     args.threads.apply()?;
-    let device = args.device.open(false)?;
+    let mut device = args.device.open(false)?;
     let input = Input::open(&args.model)?;
-    let model = input.load(&device)?;
+    let model = args.device.load(&input, &mut device, false)?;
     let tokenizer = model.require_tokenizer()?;
     warnings(&model);
     let template = prompt::template(&input)?;

@@ -2,8 +2,10 @@
 
 use anyhow::Result;
 use clap::Args;
-use gosset_runtime::{ComputeDevice, DeviceChoice};
+use gosset_runtime::{ComputeDevice, DeviceChoice, LanguageModel, RuntimeError};
 
+use crate::exit::one_line;
+use crate::model::Input;
 use crate::output;
 
 /// Where to compute.
@@ -23,5 +25,44 @@ impl DeviceArgs {
             output::note(&format!("device: {device}"));
         }
         Ok(device)
+    }
+
+    /// Loads the model onto `device`. Where `auto` chose a GPU that has no room for it or cannot run it, the CPU takes its place.
+    pub(crate) fn load(self, input: &Input, device: &mut ComputeDevice, quiet: bool) -> Result<LanguageModel> {
+        match input.load(device) {
+            Err(error) if self.device == DeviceChoice::Auto && is_of_device(&error) => {
+                *device = ComputeDevice::Cpu { instead: Some(one_line(&error)) };
+                if !quiet {
+                    output::note(&format!("device: {device}"));
+                }
+                input.load(device)
+            }
+            loaded => loaded,
+        }
+    }
+}
+
+/// Whether the model may load elsewhere.
+fn is_of_device(error: &anyhow::Error) -> bool {
+    match error.downcast_ref() {
+        Some(RuntimeError::DeviceMemory { .. }) => true,
+        #[cfg(feature = "gpu")]
+        Some(RuntimeError::Cuda(_)) => true,
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_faults_of_the_device_send_a_model_to_the_cpu() {
+        let full = RuntimeError::DeviceMemory { weights: 9, cache: 1, positions: 1, workspace: 1, free: 2 };
+        assert!(is_of_device(&full.into()));
+        #[cfg(feature = "gpu")]
+        assert!(is_of_device(&RuntimeError::Cuda(gosset_cuda::CudaError::NoDriver).into()));
+        assert!(!is_of_device(&RuntimeError::Cancelled.into()));
+        assert!(!is_of_device(&anyhow::anyhow!("anything")));
     }
 }

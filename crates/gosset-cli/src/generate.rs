@@ -102,9 +102,9 @@ impl SamplingArgs {
 /// Runs the command.
 pub(crate) fn run(args: &GenerateArgs) -> Result<Exit> {
     args.threads.apply()?;
-    let device = args.device.open(args.quiet)?;
+    let mut device = args.device.open(args.quiet)?;
     let input = Input::open(&args.model)?;
-    let model = input.load(&device)?;
+    let model = args.device.load(&input, &mut device, args.quiet)?;
     let tokenizer = model.require_tokenizer()?;
     if !args.quiet {
         warnings(&model);

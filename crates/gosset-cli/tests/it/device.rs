@@ -48,7 +48,7 @@ unsafe fn put(to: *mut c_char, len: usize, text: &str) {
 #[no_mangle] pub unsafe extern "C" fn cuDevicePrimaryCtxRelease_v2(_device: c_int) -> c_int { 0 }
 #[no_mangle] pub unsafe extern "C" fn cuCtxSetCurrent(_context: *mut c_void) -> c_int { 0 }
 #[no_mangle] pub unsafe extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> c_int {
-    *free = 7 << 30; *total = 8 << 30; 0
+    *free = var("FAKE_FREE_MIB", 7 << 10) << 20; *total = 8 << 30; 0
 }
 #[no_mangle] pub unsafe extern "C" fn cuGetErrorName(_error: c_int, to: *mut *const c_char) -> c_int {
     *to = b"CUDA_ERROR_NO_DEVICE\0".as_ptr().cast(); 0
@@ -162,6 +162,22 @@ fn h02_old_devices_are_refused_by_name_and_capability() {
         asked.fails(7, &["Imitation One", words, "sm_80", "8.0"]);
         assert!(run(&bench, &driver, ASK, &env).ok().stderr.contains(words));
     }
+}
+
+#[test]
+fn h08_a_model_without_room_runs_on_the_cpu_unless_the_gpu_was_asked_for() {
+    let bench = Bench::new();
+    bench.t0("t0", &T0::llama());
+    let Some(driver) = fake_driver(&bench) else { return };
+    let env = [("FAKE_DEVICES", "1"), ("FAKE_FREE_MIB", "0")];
+    let auto = run(&bench, &driver, ASK, &env).ok();
+    let lines: Vec<&str> = auto.stderr.lines().take(2).collect();
+    assert!(lines[0].starts_with("device: cuda:0 (Imitation One"), "{auto:?}");
+    assert!(lines[1].starts_with("device: cpu (no GPU: ") && lines[1].contains("memory"), "{auto:?}");
+    assert_eq!(auto.stdout, run(&bench, &driver, &format!("{ASK} --device cpu"), &env).ok().stdout);
+    let json = run(&bench, &driver, &format!("{ASK} --quiet --json"), &env).ok();
+    assert_eq!((json.stderr.as_str(), &json.json()["device"]), ("", &"cpu".into()));
+    run(&bench, &driver, &format!("{ASK} --device cuda:0"), &env).fails(7, &["memory", "lower the context"]);
 }
 
 #[test]
