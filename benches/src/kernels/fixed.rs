@@ -22,6 +22,7 @@ const CODECS: [(&str, FixedBits); 2] = [("int2@2", FixedBits::Two), ("int4@4", F
 struct Fixed {
     copies: Vec<FixedMatrix>,
     rht: DeviceRht,
+    plan: TilePlan,
     rotated: Buffer<f16>,
     x_scales: Buffer<f32>,
 }
@@ -59,7 +60,9 @@ fn one(bench: &mut Bench<'_>, shape: Shape, codec: &str, bits: FixedBits) -> Res
     let signal: f64 = rotated.iter().map(|&w| f64::from(w).powi(2)).sum();
     let mut product = Fixed {
         copies,
+        plan: rht.plan().clone(),
         rht: DeviceRht::new(gpu, &rht)?,
+        plan: rht.plan().clone(),
         rotated: gpu.alloc(MAX_BATCH * shape.cols)?,
         x_scales: gpu.alloc(MAX_BATCH)?,
     };
@@ -97,13 +100,16 @@ impl Product for Fixed {
         y: DevSliceMut<'_, f32>,
         batch: usize,
     ) -> Result<(), CudaError> {
-        let n = x.len();
+        let (n, matrix) = (x.len(), &self.copies[copy]);
+        if batch == 1 && matrix.fuses(&self.plan) {
+            return matrix.gemv_rht(stream, x, self.rht.words(), &self.plan, y);
+        }
         let rotated = RhtOutput::F16 {
             y: self.rotated.as_mut().slice(0..n)?,
             scale: F16Scale::PerRow(self.x_scales.as_mut().slice(0..batch)?),
         };
         self.rht.forward(stream, x, batch, rotated)?;
         let scales = self.x_scales.as_slice().slice(0..batch)?;
-        self.copies[copy].gemv(stream, self.rotated.as_slice().slice(0..n)?, Some(scales), y)
+        matrix.gemv(stream, self.rotated.as_slice().slice(0..n)?, Some(scales), y)
     }
 }

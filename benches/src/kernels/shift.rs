@@ -27,7 +27,10 @@ pub(super) fn build(
     let copies = (0..n_copies).map(|_| ShiftMatrix::new(gpu, header, planes)).collect::<Result<Vec<_>, _>>()?;
     // A graph that is being captured cannot allocate.
     let mut workspace = ShiftWorkspace::new();
-    copies.iter().try_for_each(|matrix| workspace.reserve(matrix, MAX_GEMM_BATCH))?;
+    copies.iter().try_for_each(|matrix| {
+        workspace.reserve(matrix, 1)?;
+        workspace.reserve(matrix, MAX_GEMM_BATCH)
+    })?;
     let max_batch = match &header.scheme {
         SchemeHeader::Shift(shift) if shift.state_bits <= MAX_GEMM_STATE_BITS => MAX_GEMM_BATCH,
         _ => 1,
