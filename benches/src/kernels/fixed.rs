@@ -60,7 +60,6 @@ fn one(bench: &mut Bench<'_>, shape: Shape, codec: &str, bits: FixedBits) -> Res
     let signal: f64 = rotated.iter().map(|&w| f64::from(w).powi(2)).sum();
     let mut product = Fixed {
         copies,
-        plan: rht.plan().clone(),
         rht: DeviceRht::new(gpu, &rht)?,
         plan: rht.plan().clone(),
         rotated: gpu.alloc(MAX_BATCH * shape.cols)?,
