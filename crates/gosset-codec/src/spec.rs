@@ -210,17 +210,17 @@ const fn trellis(name: &'static str, about: &'static str, states: u32) -> CodecI
     CodecInfo { name, about, min_bps: 0.5, max_bps: 10.0, rates: None, scheme: SchemeSpec::Trellis { states } }
 }
 
-const fn shift(name: &'static str, about: &'static str, state_bits: u8) -> CodecInfo {
-    let scheme = SchemeSpec::Shift { state_bits, code: ShiftCodeKind::Quantiles, order: ShiftOrderKind::Rows };
+const fn shift(name: &'static str, about: &'static str, state_bits: u8, order: ShiftOrderKind) -> CodecInfo {
+    let scheme = SchemeSpec::Shift { state_bits, code: ShiftCodeKind::Quantiles, order };
     CodecInfo { name, about, min_bps: 2.0, max_bps: 6.0, rates: Some(&[2.0, 3.0, 4.0, 5.0, 6.0]), scheme }
 }
 
-const fn shift_pairs(name: &'static str, about: &'static str, state_bits: u8) -> CodecInfo {
-    let scheme = SchemeSpec::Shift { state_bits, code: ShiftCodeKind::Pairs, order: ShiftOrderKind::Rows };
+const fn shift_pairs(name: &'static str, about: &'static str, state_bits: u8, order: ShiftOrderKind) -> CodecInfo {
+    let scheme = SchemeSpec::Shift { state_bits, code: ShiftCodeKind::Pairs, order };
     CodecInfo { name, about, min_bps: 2.0, max_bps: 4.0, rates: Some(&[2.0, 3.0, 4.0]), scheme }
 }
 
-static CODECS: [CodecInfo; 19] = [
+static CODECS: [CodecInfo; 21] = [
     lattice_ans("e8", "E8 lattice with ANS: 0.15 bits from the bound at any rate", LatticeKind::E8),
     lattice_ans("d4", "D4 lattice with ANS: 0.20 bits from the bound", LatticeKind::D4),
     lattice_ans("a2", "hexagonal lattice with ANS: 0.23 bits from the bound", LatticeKind::A2),
@@ -232,14 +232,26 @@ static CODECS: [CodecInfo; 19] = [
     trellis("trellis-8", "entropy-coded trellis of 8 states: 0.08 bits from the bound at any rate", 8),
     trellis("trellis-64", "entropy-coded trellis of 64 states: 0.05 bits from the bound", 64),
     trellis("trellis-256", "entropy-coded trellis of 256 states: 0.04 bits from the bound", 256),
-    shift("shift-12", "bit-shift trellis of 2^12 states: fixed rate, the fastest to encode", 12),
-    shift("shift-13", "bit-shift trellis of 2^13 states", 13),
-    shift("shift-14", "bit-shift trellis of 2^14 states", 14),
-    shift("shift-15", "bit-shift trellis of 2^15 states", 15),
-    shift("shift-16", "bit-shift trellis of 2^16 states", 16),
-    shift("shift-17", "bit-shift trellis of 2^17 states", 17),
-    shift("shift-18", "bit-shift trellis of 2^18 states: fixed rate, the least distortion", 18),
-    shift_pairs("shiftlut-17", "bit-shift trellis of 2^17 states over pairs: the fastest on a GPU", 17),
+    shift("shift-12", "bit-shift trellis of 2^12 states: fixed rate, the fastest to encode", 12, ShiftOrderKind::Rows),
+    shift("shift-13", "bit-shift trellis of 2^13 states", 13, ShiftOrderKind::Rows),
+    shift("shift-14", "bit-shift trellis of 2^14 states", 14, ShiftOrderKind::Rows),
+    shift("shift-15", "bit-shift trellis of 2^15 states", 15, ShiftOrderKind::Rows),
+    shift("shift-16", "bit-shift trellis of 2^16 states", 16, ShiftOrderKind::Rows),
+    shift("shift-17", "bit-shift trellis of 2^17 states", 17, ShiftOrderKind::Rows),
+    shift("shift-18", "bit-shift trellis of 2^18 states: fixed rate, the least distortion", 18, ShiftOrderKind::Rows),
+    shift_pairs(
+        "shiftlut-17",
+        "bit-shift trellis of 2^17 states over pairs: the fastest to decode",
+        17,
+        ShiftOrderKind::Rows,
+    ),
+    shift("shift-16-tiles", "shift-16 in tiles of 16 x 16 weights: for GPUs", 16, ShiftOrderKind::Tiles),
+    shift_pairs(
+        "shiftlut-17-tiles",
+        "shiftlut-17 in tiles of 16 x 16 weights: the fastest on a GPU",
+        17,
+        ShiftOrderKind::Tiles,
+    ),
 ];
 
 /// All codecs by name: the one table behind names, help texts and refusals.
@@ -249,7 +261,8 @@ static CODECS: [CodecInfo; 19] = [
 /// assert_eq!(names[..4], ["e8", "d4", "a2", "z"]);
 /// assert_eq!(names[4..11], ["e8-rice", "d4-rice", "a2-rice", "z-rice", "trellis-8", "trellis-64", "trellis-256"]);
 /// assert_eq!(names[11..15], ["shift-12", "shift-13", "shift-14", "shift-15"]);
-/// assert_eq!(names[15..], ["shift-16", "shift-17", "shift-18", "shiftlut-17"]);
+/// assert_eq!(names[15..19], ["shift-16", "shift-17", "shift-18", "shiftlut-17"]);
+/// assert_eq!(names[19..], ["shift-16-tiles", "shiftlut-17-tiles"]);
 /// ```
 pub fn codecs() -> &'static [CodecInfo] {
     &CODECS
@@ -263,10 +276,20 @@ pub(crate) fn codec_names() -> String {
 impl SchemeSpec {
     /// Name of the codec with this scheme; `None` if no codec has it.
     pub(crate) fn name(&self) -> Option<&'static str> {
-        CODECS.iter().find(|codec| codec.scheme.has_name_of(self)).map(|codec| codec.name)
+        self.info().map(|codec| codec.name)
     }
 
-    /// Whether both go by one name: gain and order are options of a codec, not part of its name.
+    /// The codec with this scheme, of the same order where two differ by it.
+    fn info(&self) -> Option<&'static CodecInfo> {
+        let order = |scheme: &SchemeSpec| match scheme {
+            SchemeSpec::Shift { order, .. } => Some(*order),
+            _ => None,
+        };
+        let named = || CODECS.iter().filter(|codec| codec.scheme.has_name_of(self));
+        named().find(|codec| order(&codec.scheme) == order(self)).or_else(|| named().next())
+    }
+
+    /// Whether both are one code: gain and order are options of it.
     fn has_name_of(&self, other: &SchemeSpec) -> bool {
         use SchemeSpec::{Lattice, Shift, Trellis};
         match (self, other) {
@@ -314,8 +337,7 @@ impl CodecSpec {
 
     /// The row of [`codecs`] for this scheme.
     pub fn info(&self) -> &'static CodecInfo {
-        let row = CODECS.iter().find(|codec| codec.scheme.has_name_of(&self.scheme));
-        row.expect("every scheme has a row in the table")
+        self.scheme.info().expect("every scheme has a row in the table")
     }
 
     /// Name of the scheme, such as `e8-rice`.
@@ -382,7 +404,7 @@ mod tests {
             (
                 "e9-rice@2",
                 "unknown codec `e9-rice`, expected one of e8, d4, a2, z, e8-rice, d4-rice, a2-rice, z-rice, trellis-8, trellis-64, trellis-256, \
-                 shift-12, shift-13, shift-14, shift-15, shift-16, shift-17, shift-18, shiftlut-17",
+                 shift-12, shift-13, shift-14, shift-15, shift-16, shift-17, shift-18, shiftlut-17, shift-16-tiles, shiftlut-17-tiles",
             ),
             ("e8-rice", "`e8-rice` is no codec specification, expected `codec@rate` such as `e8-rice@3.5`"),
             ("e8-rice@x", "`e8-rice@x` is no codec specification, expected `codec@rate` such as `e8-rice@3.5`"),
