@@ -180,16 +180,18 @@ __device__ __forceinline__ void gemv(const ShiftGemvParams& p) {
     load_run<F>(words[0], at, lane, slot_on);
     load_run<F>(words[1], at + F::run_words, lane, slot_on);
     if (F::rows && slot_on && !(lane & 3)) own = *history_at;
-    // Scales of at most one row per thread: a block has fewer rows than threads (the host sees to that), and loads them
-    // before it waits for anything.
-    float row_scale = 0.0f;
+    // Scales of at most one row per thread: a block has no more rows than threads (the host sees to that). They are loaded
+    // before anything is waited for; a load of bits, so that no conversion waits for it here.
+    uint32_t row_scale = 0;
     {
         const uint32_t row = (blockIdx.x + thread / kUnitRows * gridDim.x) * kUnitRows + thread % kUnitRows;
-        if (thread < n_local * kUnitRows && row < p.rows) row_scale = __bfloat162float(p.scales[row]);
+        if (thread < n_local * kUnitRows && row < p.rows) {
+            asm volatile("ld.global.u16 %0, [%1];" : "=r"(row_scale) : "l"(p.scales + row));
+        }
     }
     const Code code = make_code<F>(p.m0, p.m1, lane);
     fill_table<F>(shared, p.table, thread, n_threads);
-    if (thread < n_local * kUnitRows) row_scales[thread] = row_scale * p.step;
+    if (thread < n_local * kUnitRows) row_scales[thread] = __uint_as_float(row_scale << 16) * p.step;
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
     asm volatile("griddepcontrol.launch_dependents;");

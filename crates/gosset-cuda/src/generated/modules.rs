@@ -344,15 +344,19 @@ impl Module {
             ],
             Module::RiceGemvK1 => &[
                 Entry { name: "rice_gemv", param_bytes: 120 },
+                Entry { name: "rice_gemm", param_bytes: 120 },
             ],
             Module::RiceGemvK2 => &[
                 Entry { name: "rice_gemv", param_bytes: 120 },
+                Entry { name: "rice_gemm", param_bytes: 120 },
             ],
             Module::RiceGemvK3 => &[
                 Entry { name: "rice_gemv", param_bytes: 120 },
+                Entry { name: "rice_gemm", param_bytes: 120 },
             ],
             Module::RiceGemvK4 => &[
                 Entry { name: "rice_gemv", param_bytes: 120 },
+                Entry { name: "rice_gemm", param_bytes: 120 },
             ],
             Module::RiceLanes => &[
                 Entry { name: "rice_lanes", param_bytes: 88 },
@@ -500,13 +504,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "56c3044230784a012f019364011d2db84d13fe9e4bd0889a8fbeaabcb18002b5",
+                    hash: "bcb4444c517ad4903a09879e3aee16d9e43d26f51dfd8a69c9158d11624e3b4d",
                     ptx: include_str!("../../ptx/model_attend_f16.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "24186e15a5b01a6b393f6f997861dc163db19b52dce45871b77e4f74fbc59847",
+                    hash: "5064bf25fb79f86555b3dadc4d12bfa68ff40a9a02670e69e0e38c7f375228b6",
                     ptx: include_str!("../../ptx/model_attend_f16.sm_90a.ptx"),
                 },
             ],
@@ -514,7 +518,7 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "579e2b944843ca23f3c3f1da372a6d64ed7195ed27d5203133d23b0e3116c3c2",
+                    hash: "e8c6622fe3955d00cb660950070b3eafcf7113c4766d3cb06807dc9d0850f0ed",
                     ptx: include_str!("../../ptx/model_attend_f32.sm_80.ptx"),
                 },
             ],
@@ -660,7 +664,7 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "f1af3f5ef8af81a824ea4fc689574c5ea4f75c2665c6dd22f3f4f3b4edecbdea",
+                    hash: "47be67407708e619ad874ce9480eded4ca36b6eb81e55438fd607a1fa98d2d42",
                     ptx: include_str!("../../ptx/viterbi_s4.sm_80.ptx"),
                 },
             ],
@@ -668,7 +672,7 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "045aaad4cbd5392ad1448fba3564feac083ce0470608ce906a259e40d104daf2",
+                    hash: "ae0b24f5f0c54b4abef78c8d4b136c0e59a9056ebd41aafff35ecc9f0f4e420c",
                     ptx: include_str!("../../ptx/viterbi_s5.sm_80.ptx"),
                 },
             ],
@@ -676,7 +680,7 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "178c80005bc010931a2d05da8d65fdcd83286aef0d5522da53f840f3d00d30ff",
+                    hash: "e8b1bc70608d582efa1da62b1210c6e9ee2b07c6387ee8ee00aff1873951cf69",
                     ptx: include_str!("../../ptx/viterbi_s6.sm_80.ptx"),
                 },
             ],
@@ -684,7 +688,7 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "b46f9ba02c7af4b4f8f84169ba21cbb73e0363a610ea2e13dd50d210d3d65875",
+                    hash: "7031f7d8acfee01d0e6adc1e6a61c31df35aafb198c88a2d8bddb91d1203d3f1",
                     ptx: include_str!("../../ptx/viterbi_s8.sm_80.ptx"),
                 },
             ],
@@ -700,56 +704,32 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "20a299c53fff9adecfd39773fe80ed6c75dbfae99fa6ebb63f3f8f88103e22fa",
+                    hash: "e8980c74e78fb8acd0c27f76431766747d590625551fd672380bb0d0c543ae75",
                     ptx: include_str!("../../ptx/rice_gemv_k1.sm_80.ptx"),
-                },
-                Image {
-                    target: "sm_90a",
-                    ptx_version: (8, 0),
-                    hash: "1797185a7ba3c1f5c6364f83fe1ba45284e02bd02700bf85ff4acf7a1baabeb9",
-                    ptx: include_str!("../../ptx/rice_gemv_k1.sm_90a.ptx"),
                 },
             ],
             Module::RiceGemvK2 => &[
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "6a1e2fa6835cf35e93a000944936920efa8ec8816a981fc37727f53a780b3754",
+                    hash: "b260a5a5bb814e340d7e1ad999d563971e7642dd84fb0a1fadd3fa48aa257f50",
                     ptx: include_str!("../../ptx/rice_gemv_k2.sm_80.ptx"),
-                },
-                Image {
-                    target: "sm_90a",
-                    ptx_version: (8, 0),
-                    hash: "0b8dbe7235c4b31d4f4c3454668ee832cc123d7ee2d67e56a40db6fe04611ed8",
-                    ptx: include_str!("../../ptx/rice_gemv_k2.sm_90a.ptx"),
                 },
             ],
             Module::RiceGemvK3 => &[
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "2b36a186f0b06efb6004c890166cd4cc41e303c5fa1bcdb6ad7098f368003179",
+                    hash: "b828b9305d8d8e33482bf3ef3811ba1b5cc4c3567f6b4d4ce8f5b4be737cae11",
                     ptx: include_str!("../../ptx/rice_gemv_k3.sm_80.ptx"),
-                },
-                Image {
-                    target: "sm_90a",
-                    ptx_version: (8, 0),
-                    hash: "21cf668f2145404bc5a655d2573d8585209eed59fcf71ff38582424f70898303",
-                    ptx: include_str!("../../ptx/rice_gemv_k3.sm_90a.ptx"),
                 },
             ],
             Module::RiceGemvK4 => &[
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "2aef1f69a03aaa44ea98139b959b56a43b7ba7e176267b726d8b0d2e16d07514",
+                    hash: "95900e24188b8c109f34c66ab03250345ca0c4ae5b0540222eeeb076a7770f55",
                     ptx: include_str!("../../ptx/rice_gemv_k4.sm_80.ptx"),
-                },
-                Image {
-                    target: "sm_90a",
-                    ptx_version: (8, 0),
-                    hash: "702200926537fe0fc876781cf82e0248ab896ece55147f559f6456323cdb7e58",
-                    ptx: include_str!("../../ptx/rice_gemv_k4.sm_90a.ptx"),
                 },
             ],
             Module::RiceLanes => &[
@@ -794,13 +774,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "bbc260c49344aee8e4b125ab26ed430bc16f89726a6a3a43062e6fa5d937465e",
+                    hash: "660f023964600eab84200f268e2f1ab2e1076eed13e6fdbf8708eb7e164dada9",
                     ptx: include_str!("../../ptx/shift_gemv_k2.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "95cfef60841c83074ac36887c4ced132cd4dea9c6eef19a67fc4922ebd2a9ece",
+                    hash: "e2b35b976a3af98bde82825e1756856ba77570aaf26560b2d6d6b446528a218d",
                     ptx: include_str!("../../ptx/shift_gemv_k2.sm_90a.ptx"),
                 },
             ],
@@ -808,7 +788,7 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "d1155088b7e7ff6806809a07ef23ecec1eb176887e1e5f35c777d64ccffcc63c",
+                    hash: "b0fa64e596936918632ff61f8a40013f82e9adac4ce8476b35ac561d515de725",
                     ptx: include_str!("../../ptx/shift_gemv_k2_rows.sm_80.ptx"),
                 },
             ],
@@ -816,14 +796,8 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "36b22aca07adc40436214f4f8161b38b31c20ca69caa141c80c735cad2c6c06a",
+                    hash: "d254fd88dc0d112b4e0d6c40e81e327583f293dd8430e4801db08e7ee4e77d33",
                     ptx: include_str!("../../ptx/shift_gemv_k2_wide.sm_80.ptx"),
-                },
-                Image {
-                    target: "sm_90a",
-                    ptx_version: (8, 0),
-                    hash: "341b85ba0e84faea9d688f69834ea857acfce7a563788fc36b9c4ace0861b5de",
-                    ptx: include_str!("../../ptx/shift_gemv_k2_wide.sm_90a.ptx"),
                 },
             ],
             Module::ShiftFewK2 => &[
@@ -844,27 +818,21 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "eda86261382d98b7cac46fa7ae900ceecd545c2c46d22c8459082b31745274f3",
+                    hash: "03d11d4167418e113ce979c3ab94b0fd179ab36f280f55edea2e28183cca81a0",
                     ptx: include_str!("../../ptx/shift_gemm_k2.sm_80.ptx"),
-                },
-                Image {
-                    target: "sm_90a",
-                    ptx_version: (8, 0),
-                    hash: "1551408d1bf10f24a97ac8a9d41cfb2cadee77550da0e5f4a468d1d6a5dfa049",
-                    ptx: include_str!("../../ptx/shift_gemm_k2.sm_90a.ptx"),
                 },
             ],
             Module::ShiftGemvK3 => &[
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "e3f957aa1881d0f70099ac347fcf22a75565026ec9e8345842382010dc2f9d3a",
+                    hash: "21f74139a07ad8d3a838bf2381dc2658f9d8f535a1751732d1e6a6f184d4c6fc",
                     ptx: include_str!("../../ptx/shift_gemv_k3.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "cb81845680d4e448541a61d7ba9033a37218ce05fca941bc71e61d1fe12518d5",
+                    hash: "4500d2ce3876f5c72b6b2358b23b4322bab5ddde530abb1f4341e8b428d2896e",
                     ptx: include_str!("../../ptx/shift_gemv_k3.sm_90a.ptx"),
                 },
             ],
@@ -872,7 +840,7 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "526f78af792e5746b07ec496117a45253fc5f32720cd0302c634fbfda4fb33c3",
+                    hash: "df0513e44324e69c508e3255aa0d21d52fa2448124604d8f8bbbb1122a91861b",
                     ptx: include_str!("../../ptx/shift_gemv_k3_rows.sm_80.ptx"),
                 },
             ],
@@ -880,14 +848,8 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "1e7a9317a4d7cd91ae11321e314300a31483793ffa70cdef4e6ecefbbf4c6090",
+                    hash: "3c05b8f527ce1d2f59c262e2c1fdc2592aca01564fce13a59a61b1eabecd54b9",
                     ptx: include_str!("../../ptx/shift_gemv_k3_wide.sm_80.ptx"),
-                },
-                Image {
-                    target: "sm_90a",
-                    ptx_version: (8, 0),
-                    hash: "c08f17175cc82f55998ca78a8ff4d4031425539cacdc7c8b28c933221728c180",
-                    ptx: include_str!("../../ptx/shift_gemv_k3_wide.sm_90a.ptx"),
                 },
             ],
             Module::ShiftFewK3 => &[
@@ -908,27 +870,21 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "6c3ecf8138fce0ffbe4f08fa52aed4fd0e77517c6a0d5ec53011f545eceacdce",
+                    hash: "586f5befb4ffb292a4639424bb32ac1d485cd54618d4fae3e6424a4d59c70113",
                     ptx: include_str!("../../ptx/shift_gemm_k3.sm_80.ptx"),
-                },
-                Image {
-                    target: "sm_90a",
-                    ptx_version: (8, 0),
-                    hash: "a9c48e9695c9f7f7abb26181bb277fa3551e4797e28fb23473e15897bf0619ef",
-                    ptx: include_str!("../../ptx/shift_gemm_k3.sm_90a.ptx"),
                 },
             ],
             Module::ShiftGemvK4 => &[
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "92f389406ee82c8f106e488227f009356161c6f3709d43c44d4f14d6d90246b3",
+                    hash: "54b8c8287ecdaf1ec0d16790ecb74132d1bec801e10ea7876f9d61e75aa259c1",
                     ptx: include_str!("../../ptx/shift_gemv_k4.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "05dc6c277566bccab1f60f776ff0c9968884a1ca4cdd591b2d4a90e422f2c408",
+                    hash: "47c726275b6b493cd249a9ac8192e78212f452c45c6b9999f9e66bbc7e73b3ca",
                     ptx: include_str!("../../ptx/shift_gemv_k4.sm_90a.ptx"),
                 },
             ],
@@ -936,7 +892,7 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "8c99c72d4e336116bf3a4b69c61590fcbfd3f1b03c723da20ae974e92eb20f49",
+                    hash: "dc0e9541942bbcdd9b182e71bb1fb43e75bd8496bba6c3d0339f4dddd246b252",
                     ptx: include_str!("../../ptx/shift_gemv_k4_rows.sm_80.ptx"),
                 },
             ],
@@ -944,14 +900,8 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "518d2c2850ea19645fcbfdcf3f280581e42579faff27e932368863de459829f7",
+                    hash: "ed5dccf6b019043bcadbb6e5b79ffa4bf8ab4c140f8d2dea1bef07a071b21b98",
                     ptx: include_str!("../../ptx/shift_gemv_k4_wide.sm_80.ptx"),
-                },
-                Image {
-                    target: "sm_90a",
-                    ptx_version: (8, 0),
-                    hash: "21aa8775632b39777d4133716c678f60b75c90fb17de105b8154d790b058cbc0",
-                    ptx: include_str!("../../ptx/shift_gemv_k4_wide.sm_90a.ptx"),
                 },
             ],
             Module::ShiftFewK4 => &[
@@ -972,14 +922,8 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "39087cdd9d1f55593575a3aa1e9778b2a37fb31987926e0eb170fa4bb4ec3a81",
+                    hash: "c4908863b7035ef26abfa97300809dc9a80ae3749b443363426426b1c01e2e1c",
                     ptx: include_str!("../../ptx/shift_gemm_k4.sm_80.ptx"),
-                },
-                Image {
-                    target: "sm_90a",
-                    ptx_version: (8, 0),
-                    hash: "086663ff4141047689218ee982363e9f6e2c86a8c9355a1eb601009d6c20badc",
-                    ptx: include_str!("../../ptx/shift_gemm_k4.sm_90a.ptx"),
                 },
             ],
             Module::FixedK2 => &[

@@ -394,8 +394,8 @@ impl ShiftMatrix {
                 grid: [cut.grid, 1, 1],
                 block: [32, cut.n_parts, cut.n_slots],
                 shared_bytes: cut.shared_bytes,
-                // The kernels of rows are not built for programmatic launches.
-                programmatic: self.spec().order != ShiftOrder::Rows,
+                // The kernels of rows and of wide states are not built for programmatic launches.
+                programmatic: self.spec().order != ShiftOrder::Rows && !is_wide(self.spec()),
             };
             // SAFETY: x and y have the lengths of the matrix, checked above; the others are the matrix's own.
             unsafe { kernel.launch(stream, launch, &params) }?;
