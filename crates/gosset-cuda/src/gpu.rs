@@ -30,6 +30,8 @@ pub struct OpenOptions {
     pub pretend_capability: Option<(u32, u32)>,
     /// A number of multiprocessors to go by instead of the device's own, for tests of launch shapes.
     pub pretend_multiprocessors: Option<u32>,
+    /// For tests of what devices with less shared memory do: the most that a block can have, in bytes.
+    pub pretend_shared_bytes: Option<u32>,
 }
 
 impl OpenOptions {
@@ -51,6 +53,13 @@ impl OpenOptions {
     #[must_use]
     pub fn pretend_multiprocessors(mut self, n: u32) -> Self {
         self.pretend_multiprocessors = Some(n);
+        self
+    }
+
+    /// With a pretended limit of shared memory per block.
+    #[must_use]
+    pub fn pretend_shared_bytes(mut self, n: u32) -> Self {
+        self.pretend_shared_bytes = Some(n);
         self
     }
 }
@@ -239,7 +248,10 @@ impl Gpu {
             n_sms: options.pretend_multiprocessors.unwrap_or(n_sms).max(1),
             l2_bytes: attribute(A::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?,
             memory_bytes,
-            max_shared_bytes: attribute(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+            max_shared_bytes: options
+                .pretend_shared_bytes
+                .unwrap_or(u32::MAX)
+                .min(attribute(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?),
             driver,
         };
         // SAFETY: `device` is a device that the driver gave out; released by the drop of `Context`.

@@ -2,7 +2,7 @@
 
 use gosset_codec::{CodecSpec, DecodeScratch, MatRef, SchemeSpec, ShiftOrderKind, calibrate};
 use gosset_cuda::launch::shift::{ShiftElement, ShiftMatrix, ShiftWorkspace, random_word};
-use gosset_cuda::{CudaError, Gpu, Stream};
+use gosset_cuda::{CudaError, Gpu, OpenOptions, Stream};
 use gosset_transform::{Rht, TilePlan};
 use gosset_trellis::shift::{ShiftCode, ShiftDecoder, ShiftOrder, ShiftSpec};
 use half::{bf16, f16};
@@ -224,6 +224,29 @@ fn shift_products_take_rotations_of_long_tiles() {
                 case.matrix.gemm(stream.as_ref(), x.as_slice(), batch, y.as_mut(), &mut workspace).unwrap();
             });
             assert!(found <= BOUND, "{spec:?}, batch {batch}: {found:e}");
+        }
+    }
+}
+
+#[test]
+fn shift_products_run_with_less_shared_memory() {
+    if gpu().is_none() {
+        return;
+    }
+    // What a block of compute capability 8.6 and 8.9 can have, and one of 8.0.
+    for bytes in [99 << 10, 163 << 10] {
+        let gpu = Gpu::open(0, &OpenOptions::default().pretend_shared_bytes(bytes)).unwrap();
+        let stream = gpu.stream().unwrap();
+        let mut workspace = ShiftWorkspace::new();
+        for spec in specs().filter(|spec| spec.state_bits == 16 && spec.bits == 3) {
+            for (rows, cols, batch) in [(40, 300, 1), (70, 4096, 3), (20, 40_000, 1)] {
+                let case = Case::new(&gpu, spec, rows, cols, batch, 128);
+                let x = gpu.upload(&case.x).unwrap();
+                let found = case.check(&gpu, &stream, |y| {
+                    case.matrix.gemm(stream.as_ref(), x.as_slice(), batch, y.as_mut(), &mut workspace).unwrap();
+                });
+                assert!(found <= BOUND, "{bytes} bytes, {spec:?}, {rows} x {cols}, batch {batch}: {found:e}");
+            }
         }
     }
 }
