@@ -146,8 +146,7 @@ __device__ __forceinline__ void pass(const ViterbiParams& p, const Shared<R>& sh
     constexpr uint32_t SLOT = R * 4;
     // Rotated by `rho`, the upper SB bits of a suffix, which a way decides.
     auto note_ways = [&](uint32_t* to, uint32_t rho) {
-        if (!IN_PLACE) return;
-        for (uint32_t w = tid; w < W; w += blockDim.x) to[w] = swizzle<R>(rotr(w << (n - SB), rho, n)) * SLOT;
+        for (uint32_t w = tid; IN_PLACE && w < W; w += blockDim.x) to[w] = swizzle<R>(rotr(w << (n - SB), rho, n)) * SLOT;
     };
     // Initial metrics.
     for (uint32_t s = tl; s < S; s += TS) {
