@@ -78,6 +78,7 @@ pub(crate) fn image(module: Module, capability: (u32, u32)) -> Option<&'static I
 #[derive(Debug)]
 pub(crate) struct LoadedModule {
     module: Module,
+    ptx: &'static str,
     raw: sys::CUmodule,
     kernels: Mutex<HashMap<&'static str, Kernel>>,
 }
@@ -95,7 +96,7 @@ impl LoadedModule {
             return Err(CudaError::Unsupported { op: module.name(), what });
         };
         let raw = load_ptx(image.ptx, image.ptx_version, info.driver)?;
-        Ok(Self { module, raw, kernels: Mutex::new(HashMap::new()) })
+        Ok(Self { module, ptx: image.ptx, raw, kernels: Mutex::new(HashMap::new()) })
     }
 
     pub(crate) fn kernel(&self, gpu: &Gpu, entry: &'static str) -> Result<Kernel, CudaError> {
@@ -129,8 +130,9 @@ impl LoadedModule {
             )
         }
         .map_err(|error| CudaError::driver("cuFuncSetAttribute", error))?;
-        // Drivers before CUDA 12.3 do not put programmatic launches into graphs.
-        let programmatic = gpu.info().capability >= (9, 0) && gpu.info().driver >= (12, 3);
+        // Drivers before CUDA 12.3 do not put programmatic launches into graphs. A text without the wait, such as that of
+        // capability 8.0 on a newer device, would run into its predecessor.
+        let programmatic = gpu.info().driver >= (12, 3) && waits(self.ptx, entry);
         let kernel = Kernel { raw, entry, param_bytes, max_dynamic_bytes: dynamic, programmatic };
         kernels.insert(entry, kernel);
         Ok(kernel)
@@ -173,6 +175,13 @@ pub(crate) fn load_ptx(text: &str, version: (u32, u32), driver: (u32, u32)) -> R
             Err(CudaError::Driver { call: "cuModuleLoadDataEx", reason })
         }
     }
+}
+
+/// Whether a kernel of a text waits for its predecessor in the stream.
+fn waits(ptx: &str, entry: &str) -> bool {
+    let head = format!(".entry {entry}(");
+    let body = ptx.split_once(&head).map_or("", |(_, rest)| rest);
+    body.split(".entry ").next().is_some_and(|body| body.contains("griddepcontrol.wait"))
 }
 
 /// A kernel, ready to launch.
@@ -304,5 +313,16 @@ mod tests {
         for capability in [(8, 0), (9, 0)] {
             assert_eq!(min_driver(capability), (12, 0), "capability {capability:?}");
         }
+    }
+
+    #[test]
+    fn only_texts_that_wait_may_start_early() {
+        let text = |capability| image(Module::ShiftFewK2, capability).map_or("", |image| image.ptx);
+        assert!(waits(text((9, 0)), "shift_few_once_pairs") && waits(text((9, 0)), "shift_few_long_pairs"));
+        for capability in [(8, 0), (10, 0)] {
+            assert!(!waits(text(capability), "shift_few_once_pairs"), "{capability:?}");
+        }
+        let two = ".entry a(\n) {\n ret;\n}\n.visible .entry b(\n) {\n griddepcontrol.wait;\n}\n";
+        assert!(!waits(two, "a") && waits(two, "b") && !waits(two, "c"));
     }
 }
