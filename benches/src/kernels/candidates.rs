@@ -41,7 +41,7 @@ pub(super) fn candidates() -> Vec<Candidate> {
         gemm: Some(Op::RiceGemm),
         codec,
         variant,
-        with_batches: true,
+        with_batches: variant == "planes",
         order: ShiftOrderKind::Rows,
         build,
     };
@@ -64,6 +64,7 @@ pub(super) fn candidates() -> Vec<Candidate> {
     }
     for codec in ["e8-rice@2", "e8-rice@3", "e8-rice@4"] {
         all.push(rice(codec, "streams", rice::streams as Build));
+        all.push(rice(codec, "lanes", rice::lanes));
         all.push(rice(codec, "planes", rice::planes));
     }
     all

@@ -3,6 +3,7 @@
 use gosset_codec::{Decoder, MatrixHeader, Plane, Rht};
 use gosset_cuda::launch::rht::{DeviceRht, RhtOutput};
 use gosset_cuda::launch::rice::{MAX_BATCH, RiceMatrix};
+use gosset_cuda::launch::rice_lanes::RiceLanes;
 use gosset_cuda::launch::rice_planes::{RicePlanes, RiceScratch};
 use gosset_cuda::{Buffer, CudaError, DevSlice, DevSliceMut, Gpu, StreamRef};
 
@@ -19,6 +20,8 @@ struct Rotated<M: RiceLayout> {
 
 /// A matrix in one of the layouts of Rice codes.
 trait RiceLayout: Sized + 'static {
+    /// Most activations of one product.
+    const MAX_BATCH: usize;
     /// What products write beside their results.
     type Scratch;
     fn scratch(gpu: &Gpu, copies: &[Self]) -> Result<Self::Scratch, CudaError>;
@@ -35,6 +38,7 @@ trait RiceLayout: Sized + 'static {
 }
 
 impl RiceLayout for RiceMatrix {
+    const MAX_BATCH: usize = MAX_BATCH;
     type Scratch = ();
 
     fn scratch(_: &Gpu, _: &[Self]) -> Result<(), CudaError> {
@@ -61,7 +65,36 @@ impl RiceLayout for RiceMatrix {
     }
 }
 
+impl RiceLayout for RiceLanes {
+    const MAX_BATCH: usize = 1;
+    type Scratch = RiceScratch;
+
+    fn scratch(gpu: &Gpu, copies: &[Self]) -> Result<RiceScratch, CudaError> {
+        copies[0].scratch(gpu)
+    }
+
+    fn upload(gpu: &Gpu, header: &MatrixHeader, planes: &[Plane<'_>]) -> Result<Self, CudaError> {
+        RiceLanes::upload(gpu, header, planes)
+    }
+
+    fn bytes(&self) -> u64 {
+        self.device_bytes()
+    }
+
+    fn gemm(
+        &self,
+        gpu: &Gpu,
+        stream: StreamRef<'_>,
+        x: DevSlice<'_, f32>,
+        y: DevSliceMut<'_, f32>,
+        scratch: &mut RiceScratch,
+    ) -> Result<(), CudaError> {
+        self.gemv(gpu, stream, x, y, scratch)
+    }
+}
+
 impl RiceLayout for RicePlanes {
+    const MAX_BATCH: usize = MAX_BATCH;
     type Scratch = RiceScratch;
 
     fn scratch(gpu: &Gpu, copies: &[Self]) -> Result<RiceScratch, CudaError> {
@@ -96,6 +129,16 @@ pub(super) fn streams(
     n_copies: usize,
 ) -> Result<Box<dyn Product>, CudaError> {
     build::<RiceMatrix>(gpu, header, planes, n_copies)
+}
+
+/// Copies of the streams of the file, bit for bit, the words of 32 of them interleaved.
+pub(super) fn lanes(
+    gpu: &Gpu,
+    header: &MatrixHeader,
+    planes: &[Plane<'_>],
+    n_copies: usize,
+) -> Result<Box<dyn Product>, CudaError> {
+    build::<RiceLanes>(gpu, header, planes, n_copies)
 }
 
 /// Copies in the plane layout of the same code.
@@ -138,7 +181,7 @@ impl<M: RiceLayout> Product for Rotated<M> {
     }
 
     fn max_batch(&self) -> usize {
-        MAX_BATCH
+        M::MAX_BATCH
     }
 
     fn enqueue(
