@@ -80,6 +80,9 @@ __device__ __forceinline__ void attend_step(const ModelStepParams& p) {
             if (t < end && column < p.head_stride) v[r].load(values + static_cast<size_t>(t) * p.head_stride + column);
         }
     };
+    // On their way while queries are rotated. The newest position is not there yet: what is loaded of it is loaded again.
+    load_keys(begin);
+    load_values(begin);
     {
         constexpr int kPairs = WIDTH / 64;
         const unsigned n_roles = kHeads + 2, role = warp, half = p.head_dim / 2;
@@ -117,9 +120,11 @@ __device__ __forceinline__ void attend_step(const ModelStepParams& p) {
             if (i % WIDTH >= p.head_dim) s_q[i / WIDTH][i % WIDTH] = 0.0f;
         }
         __syncthreads();
+        if (end == len && end - begin <= kRound) {
+            if (begin + k_row == len - 1) load_keys(begin);
+            if ((len - 1 - begin) % kSlices == slice) load_values(begin);
+        }
     }
-    load_keys(begin);
-    load_values(begin);
     if (tid < kHeads) {
         s_max[tid] = kNegative;
         s_sum[tid] = 0.0f;

@@ -62,7 +62,7 @@ pub struct Args {
     #[arg(long, default_value = "llama-3.1-8b")]
     pub(super) model: String,
     /// What the layers' matrices are held as, one model each; bf16 first gives the others their speed-up.
-    #[arg(long, value_delimiter = ',', default_value = "bf16,shift-16@4,shift-16@3,shiftlut-17@2")]
+    #[arg(long, value_delimiter = ',', default_value = "bf16,shift-16@4,shiftlut-17@4,shift-16@3,shiftlut-17@2")]
     pub(super) weights: Vec<Weights>,
     /// What embedding table and head are held as; each is combined with all weights.
     #[arg(long, value_delimiter = ',', default_value = "bf16")]

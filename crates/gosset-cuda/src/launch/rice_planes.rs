@@ -81,8 +81,11 @@ impl RiceScratch {
         Self::of_len(gpu, n_partial, n_counters)
     }
 
-    /// Scratch of so many sums and counters.
-    pub(super) fn of_len(gpu: &Gpu, n_partial: usize, n_counters: usize) -> Result<Self, CudaError> {
+    /// Scratch of so many sums and counters, as [`RicePlanes::scratch_len`] counts them.
+    ///
+    /// # Errors
+    /// [`CudaError::OutOfMemory`].
+    pub fn of_len(gpu: &Gpu, n_partial: usize, n_counters: usize) -> Result<Self, CudaError> {
         // Counters begin at zero, and every launch leaves them so.
         Ok(Self { partial: gpu.alloc(n_partial.max(1))?, counters: gpu.alloc(n_counters.max(1))? })
     }
@@ -119,7 +122,9 @@ impl RicePlanes {
                 return Err(CudaError::Unsupported { op: "the plane layout of Rice codes", what });
             }
         };
-        let layout = PlaneLayout::new(&decoder)?;
+        let mut layout = PlaneLayout::new(&decoder)?;
+        // Kernels read one half ahead.
+        layout.planes.resize(layout.planes.len() + 32 * layout.k, 0);
         let n_groups = to_u32("groups of rows", layout.n_groups)?;
         let n_patches = layout.patches.len();
         // No buffer is empty, so that every pointer is one.
@@ -231,6 +236,12 @@ impl RicePlanes {
         self.gemm(gpu, stream, x, y, scratch)
     }
 
+    /// Sums and counters that products of up to `n_batch` columns need of a [`RiceScratch`].
+    #[must_use]
+    pub fn scratch_len(&self, n_batch: usize) -> (usize, usize) {
+        (self.n_partial(n_batch), self.n_groups as usize)
+    }
+
     /// Partial sums of a launch of `n_batch` columns.
     fn n_partial(&self, n_batch: usize) -> usize {
         if self.n_segments == 1 { 0 } else { n_batch * self.n_segments as usize * self.n_groups as usize * GROUP_ROWS }
@@ -245,11 +256,13 @@ impl RicePlanes {
 
     /// The kernel, how many of `n_batch` columns it takes at once, and the warps of its blocks.
     fn fit(&self, gpu: &Gpu, n_batch: usize) -> Result<(Kernel, usize, usize), CudaError> {
-        let kernel = gpu.kernel(module(self.k), "rice_gemv")?;
-        let limit = kernel.max_dynamic_bytes() as usize;
+        let one = gpu.kernel(module(self.k), "rice_gemv")?;
+        let several = gpu.kernel(module(self.k), "rice_gemm")?;
         let n_tasks = self.n_groups as usize * self.n_segments as usize;
         let busy = n_tasks.div_ceil(gpu.info().n_sms as usize).min(MAX_WARPS);
         for now in (1..=n_batch).rev() {
+            let kernel = if now == 1 { one } else { several };
+            let limit = kernel.max_dynamic_bytes() as usize;
             let Some(left) = limit.checked_sub(self.shared_bytes(now, 0)) else { continue };
             let per_warp = self.shared_bytes(now, 1) - self.shared_bytes(now, 0);
             let n_warps = (left / per_warp).min(busy);
@@ -303,7 +316,7 @@ impl RicePlanes {
             grid: [n_tasks.min(gpu.info().n_sms as usize) as u32, 1, 1],
             block: [32 * n_warps as u32, 1, 1],
             shared_bytes: self.shared_bytes(n_batch, n_warps) as u32,
-            programmatic: true,
+            ..Launch::default()
         };
         // SAFETY: by the contract of this function; shared memory is what the kernel lays out for these numbers.
         unsafe { kernel.launch(stream, launch, &params) }

@@ -9,6 +9,7 @@ use gosset_container::CodedTensor;
 use gosset_cuda::launch::model::{DenseElement, ROTATED_TILE, Rows, dense, dense_strided};
 use gosset_cuda::launch::rht::{DeviceRht, RhtOutput};
 use gosset_cuda::launch::rice::{MAX_BATCH as RICE_BATCH, RiceMatrix};
+use gosset_cuda::launch::rice_planes::{RicePlanes, RiceScratch};
 use gosset_cuda::launch::shift::ShiftMatrix;
 use gosset_cuda::{Buffer, CudaError, DevSlice, DevSliceMut, Gpu, StreamRef};
 use half::{bf16, f16};
@@ -47,9 +48,41 @@ pub(crate) enum DeviceLinear {
     Shift(Box<ShiftMatrix>),
     /// Rice codes of lattice points; activations are rotated first.
     Rice {
-        matrix: Box<RiceMatrix>,
+        matrix: RiceWeights,
         rotation: Option<Box<DeviceRht>>,
     },
+}
+
+/// Rice codes in one of the layouts that products take.
+#[derive(Debug)]
+pub(crate) enum RiceWeights {
+    /// The streams of the file: any lattice and any shape.
+    Streams(Box<RiceMatrix>),
+    /// The codes of E8 laid out in planes: the fast one.
+    Planes(Box<RicePlanes>),
+}
+
+impl RiceWeights {
+    fn rows(&self) -> usize {
+        match self {
+            Self::Streams(matrix) => matrix.rows(),
+            Self::Planes(matrix) => matrix.rows(),
+        }
+    }
+
+    fn cols(&self) -> usize {
+        match self {
+            Self::Streams(matrix) => matrix.cols(),
+            Self::Planes(matrix) => matrix.cols(),
+        }
+    }
+
+    fn device_bytes(&self) -> u64 {
+        match self {
+            Self::Streams(matrix) => matrix.device_bytes(),
+            Self::Planes(matrix) => matrix.device_bytes(),
+        }
+    }
 }
 
 /// Memory that products need beside weights and activations.
@@ -59,6 +92,7 @@ pub(crate) struct Workspace {
     rotated: Buffer<f32>,
     /// Dequantized rows.
     chunk: Buffer<f32>,
+    rice: RiceScratch,
 }
 
 /// Sizes of a [`Workspace`].
@@ -68,18 +102,24 @@ pub(crate) struct Needs {
     rotated_cols: usize,
     /// Weights of the largest piece that is dequantized for batches.
     chunk_len: usize,
+    /// Sums and counters of products with Rice codes.
+    rice: (usize, usize),
 }
 
 impl Needs {
     /// The larger of both.
     pub(crate) fn max(self, other: Self) -> Self {
-        Self { rotated_cols: self.rotated_cols.max(other.rotated_cols), chunk_len: self.chunk_len.max(other.chunk_len) }
+        Self {
+            rotated_cols: self.rotated_cols.max(other.rotated_cols),
+            chunk_len: self.chunk_len.max(other.chunk_len),
+            rice: (self.rice.0.max(other.rice.0), self.rice.1.max(other.rice.1)),
+        }
     }
 
     /// Bytes of a workspace for `rows` rows.
     pub(crate) fn bytes(self, rows: usize) -> u64 {
         let chunk = if rows > 1 { self.chunk_len } else { 0 };
-        4 * (rows * self.rotated_cols + chunk) as u64
+        4 * (rows * self.rotated_cols + chunk + self.rice.0 + self.rice.1) as u64
     }
 }
 
@@ -87,11 +127,15 @@ impl Workspace {
     /// For activations of `rows` rows.
     pub(crate) fn new(gpu: &Gpu, needs: Needs, rows: usize) -> Result<Self, CudaError> {
         let chunk = if rows > 1 { needs.chunk_len } else { 0 };
-        Ok(Self { rotated: gpu.alloc(rows * needs.rotated_cols)?, chunk: gpu.alloc(chunk)? })
+        Ok(Self {
+            rotated: gpu.alloc(rows * needs.rotated_cols)?,
+            chunk: gpu.alloc(chunk)?,
+            rice: RiceScratch::of_len(gpu, needs.rice.0, needs.rice.1)?,
+        })
     }
 
     pub(crate) fn bytes(&self) -> u64 {
-        (self.rotated.bytes() + self.chunk.bytes()) as u64
+        (self.rotated.bytes() + self.chunk.bytes()) as u64 + self.rice.device_bytes()
     }
 }
 
@@ -139,10 +183,14 @@ impl DeviceLinear {
             Self::Dense { .. } => Needs::default(),
             Self::Shift(matrix) => {
                 let (rows, cols) = (matrix.rows(), matrix.cols());
-                Needs { rotated_cols: cols, chunk_len: chunk_rows(rows, cols) * cols }
+                Needs { rotated_cols: cols, chunk_len: chunk_rows(rows, cols) * cols, ..Needs::default() }
             }
             Self::Rice { matrix, rotation } => {
-                Needs { rotated_cols: rotation.as_ref().map_or(0, |_| matrix.cols()), chunk_len: 0 }
+                let rice = match matrix {
+                    RiceWeights::Streams(_) => (0, 0),
+                    RiceWeights::Planes(matrix) => matrix.scratch_len(RICE_BATCH),
+                };
+                Needs { rotated_cols: rotation.as_ref().map_or(0, |_| matrix.cols()), chunk_len: 0, rice }
             }
         }
     }
@@ -184,7 +232,7 @@ impl DeviceLinear {
             }
             Self::Shift(matrix) if batch == 1 && !rotated && matrix.fuses_rotation() => matrix.gemv(stream, x, y),
             Self::Shift(matrix) => {
-                let Workspace { rotated: room, chunk } = ws;
+                let Workspace { rotated: room, chunk, .. } = ws;
                 let x = rotate(stream, matrix.rotation().filter(|_| !rotated), x, batch, room)?;
                 if batch == 1 {
                     return matrix.gemv_rotated(stream, x, y);
@@ -201,12 +249,17 @@ impl DeviceLinear {
                 Ok(())
             }
             Self::Rice { matrix, rotation } => {
-                let x = rotate(stream, rotation.as_deref().filter(|_| !rotated), x, batch, &mut ws.rotated)?;
+                let Workspace { rotated: room, rice, .. } = ws;
+                let x = rotate(stream, rotation.as_deref().filter(|_| !rotated), x, batch, room)?;
                 let (rows, cols) = (matrix.rows(), matrix.cols());
                 for first in (0..batch).step_by(RICE_BATCH) {
                     let end = batch.min(first + RICE_BATCH);
+                    let x = x.slice(first * cols..end * cols)?;
                     let y = y.reborrow().slice(first * rows..end * rows)?;
-                    matrix.gemm(gpu, stream, x.slice(first * cols..end * cols)?, y)?;
+                    match matrix {
+                        RiceWeights::Streams(matrix) => matrix.gemm(gpu, stream, x, y)?,
+                        RiceWeights::Planes(matrix) => matrix.gemm(gpu, stream, x, y, rice)?,
+                    }
                 }
                 Ok(())
             }
@@ -459,7 +512,7 @@ impl Stored<'_> {
             Stored::Rows { .. } => Needs::default(),
             Stored::Coded(_) => {
                 let (rows, cols) = (self.rows(), self.cols());
-                Needs { rotated_cols: cols, chunk_len: chunk_rows(rows, cols) * cols }
+                Needs { rotated_cols: cols, chunk_len: chunk_rows(rows, cols) * cols, ..Needs::default() }
             }
         }
     }
@@ -500,7 +553,13 @@ fn upload_coded(gpu: &Gpu, form: Form, stored: &Stored<'_>) -> Result<DeviceLine
     if form == Form::Shift {
         return Ok(DeviceLinear::Shift(Box::new(ShiftMatrix::new(gpu, coded.header(), &planes)?)));
     }
-    let matrix = Box::new(RiceMatrix::upload(gpu, coded.header(), &planes)?);
+    let matrix = match RicePlanes::upload(gpu, coded.header(), &planes) {
+        Ok(matrix) => RiceWeights::Planes(Box::new(matrix)),
+        Err(CudaError::Unsupported { .. }) => {
+            RiceWeights::Streams(Box::new(RiceMatrix::upload(gpu, coded.header(), &planes)?))
+        }
+        Err(error) => return Err(error.into()),
+    };
     let rotation = coded.decoder()?.rotation().map(|rht| DeviceRht::new(gpu, rht).map(Box::new)).transpose()?;
     Ok(DeviceLinear::Rice { matrix, rotation })
 }
