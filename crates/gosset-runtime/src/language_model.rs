@@ -91,11 +91,7 @@ impl Backend {
     }
 
     /// Hidden states from an empty cache that nobody keeps.
-    fn forward_once(
-        &self,
-        tokens: &[u32],
-        watch: &mut Watch<'_>,
-    ) -> Result<(), RuntimeError> {
+    fn forward_once(&self, tokens: &[u32], watch: &mut Watch<'_>) -> Result<(), RuntimeError> {
         match self {
             Backend::Cpu(decoder) => {
                 decoder.forward_once(tokens, &mut |name, x| watch(name, &f32_slice(x)?)).map(|_| ())
