@@ -70,6 +70,15 @@ template <int N>
 __device__ __forceinline__ void wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N));
 }
+__device__ __forceinline__ int dot(uint32_t a, uint32_t b, int sum) {
+    return __dp4a(static_cast<int>(a), static_cast<int>(b), sum);
+}
+// Address of the word of a column of the stage that has a bit: own + 128 (position / 32), in two instructions.
+__device__ __forceinline__ uint32_t row_address(uint32_t own, uint32_t position) {
+    uint32_t at;
+    asm("mad.lo.u32 %0, %1, 4, %2;" : "=r"(at) : "r"(position & ~31u), "r"(own));
+    return at;
+}
 // sums += A x for 16 rows and 32 columns of A: bytes of the blocks of this lane's rows (first and second halves).
 __device__ __forceinline__ void multiply(int (&sums)[4], const uint32_t (&a)[4], uint32_t x0, uint32_t x1) {
     asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
@@ -219,10 +228,8 @@ __device__ __forceinline__ void fetch(const RiceGemvParams& p, uint32_t task, ui
     }
 }
 
-// The words of this lane of half a chunk.
-__device__ __forceinline__ void load_planes(const RiceGemvParams& p, uint32_t task, uint32_t half, uint32_t (&words)[K]) {
-    const uint64_t at = (static_cast<uint64_t>(task) * p.n_halves + half) * 32 + (threadIdx.x & 31);
-    const uint32_t* const from = p.planes + at * K;
+// The words of a lane of half a chunk.
+__device__ __forceinline__ void load_planes(const uint32_t* from, uint32_t (&words)[K]) {
     if constexpr (K == 4) {
         const uint4 v = __ldcs(reinterpret_cast<const uint4*>(from));
         words[0] = v.x;
@@ -239,9 +246,9 @@ __device__ __forceinline__ void load_planes(const RiceGemvParams& p, uint32_t ta
     }
 }
 
-}  // namespace
-
-extern "C" __global__ void __launch_bounds__(896, 1) rice_gemv(const __grid_constant__ RiceGemvParams p) {
+// ONE: a single column of x, by dp4a; that takes fewer cycles than mma, whose other columns would be idle.
+template <bool ONE>
+__device__ __forceinline__ void product(const RiceGemvParams& p) {
     extern __shared__ __align__(16) uint8_t shared[];
     __shared__ float reduced[32], x_steps[kMaxBatch];
     const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5, n_warps = blockDim.x >> 5;
@@ -263,15 +270,11 @@ extern "C" __global__ void __launch_bounds__(896, 1) rice_gemv(const __grid_cons
     commit();
     uint32_t task = first + warp;
     uint32_t ahead[K] = {};
+    const uint32_t* planes = p.planes + (static_cast<uint64_t>(task) * p.n_halves * 32 + lane) * K;
     if (task < stop) {
         fetch(p, task, stage);
-        load_planes(p, task, 0, ahead);
+        load_planes(planes, ahead);
     }
-#if __CUDA_ARCH__ >= 900
-    // Until here nothing was read that an earlier kernel of the stream may still write.
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
 #pragma unroll 1
     for (uint32_t b = 0; b < p.n_batch; ++b) {
         const float* const x = p.x + static_cast<uint64_t>(b) * p.cols;
@@ -296,18 +299,22 @@ extern "C" __global__ void __launch_bounds__(896, 1) rice_gemv(const __grid_cons
         uint32_t position = 0, x_at = x_own + half0 * 128;
 #pragma unroll 1
         for (uint32_t half = 0; half < n_halves; ++half) {
-            if (half == 0) wait<2>();
-            else if (half == 4) wait<1>();
-            else if (half == 8) wait<0>();
-            __syncwarp();
+            if ((half & 3u) == 0) {
+                if (half == 0) wait<2>();
+                else if (half == 4) wait<1>();
+                else wait<0>();
+                __syncwarp();
+            }
             const HalfPlanes h = prepare(ahead);
-            if (half + 1 < n_halves) load_planes(p, task, half + 1, ahead);
+            // One half beyond the end is there as well.
+            planes += 32 * K;
+            load_planes(planes, ahead);
 #pragma unroll
             for (int step = 0; step < 2; ++step) {
                 uint32_t a[4];
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
-                    const uint32_t at = own + (position & ~31u) * 4;
+                    const uint32_t at = row_address(own, position);
                     const uint32_t window = __funnelshift_r(load(at), load(at + 128), position);
                     const uint32_t entry1 = load_constant(table + (window & kAddressMask));
                     const uint32_t taken = entry1 & 15u;
@@ -316,10 +323,29 @@ extern "C" __global__ void __launch_bounds__(896, 1) rice_gemv(const __grid_cons
                     points(h, 2 * step + i, entry1, entry2, a[i], a[2 + i]);
                 }
                 const uint4 x = load_constant4(x_at + step * 64);
-                multiply(hi, a, x.x, x.y);
-                multiply(lo, a, x.z, x.w);
+                if constexpr (ONE) {
+#pragma unroll
+                    for (int i = 0; i < 2; ++i) {
+                        hi[2 * i] = dot(a[2 + i], x.y, dot(a[i], x.x, hi[2 * i]));
+                        lo[2 * i] = dot(a[2 + i], x.w, dot(a[i], x.z, lo[2 * i]));
+                    }
+                } else {
+                    multiply(hi, a, x.x, x.y);
+                    multiply(lo, a, x.z, x.w);
+                }
             }
             x_at += 128;
+        }
+        if constexpr (ONE) {
+            // The four lanes of a row; sums 0 and 2 then are what the mma has for column 0.
+#pragma unroll
+            for (int d = 1; d < 4; d *= 2) {
+#pragma unroll
+                for (int i = 0; i < 4; i += 2) {
+                    hi[i] += __shfl_xor_sync(0xffffffffu, hi[i], d);
+                    lo[i] += __shfl_xor_sync(0xffffffffu, lo[i], d);
+                }
+            }
         }
         const uint32_t patch1 = p.patch0[task + 1];
 #pragma unroll 1
@@ -338,7 +364,8 @@ extern "C" __global__ void __launch_bounds__(896, 1) rice_gemv(const __grid_cons
         const uint32_t next = task + n_warps;
         if (next < stop) {
             fetch(p, next, stage);
-            load_planes(p, next, 0, ahead);
+            planes = p.planes + (static_cast<uint64_t>(next) * p.n_halves * 32 + lane) * K;
+            load_planes(planes, ahead);
         }
         // Sums i of this lane are those of row lane / 4 + 8 (i / 2) and column 2 (lane mod 4) + i mod 2 of the batch.
         const uint32_t row0 = group * kRows, n_rows = p.n_groups * kRows;
@@ -385,3 +412,9 @@ extern "C" __global__ void __launch_bounds__(896, 1) rice_gemv(const __grid_cons
         task = next;
     }
 }
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(896, 1) rice_gemv(const __grid_constant__ RiceGemvParams p) { product<true>(p); }
+
+extern "C" __global__ void __launch_bounds__(896, 1) rice_gemm(const __grid_constant__ RiceGemvParams p) { product<false>(p); }

@@ -235,6 +235,7 @@ fn side_by_side(decoder: &Decoder<'_>, planes: &[Plane<'_>], k: u32) -> Result<(
     };
     let index = StreamIndex::new(lengths, bases, (rows * cols) as u64, words.len())
         .map_err(|error| CudaError::Codec(error.to_string()))?;
+    let scales = scale_bits(planes);
     let n_segments = cols / STREAM_LEN;
     let (mut out, mut row0) = (Vec::with_capacity(words.len() + words.len() / 8), Vec::new());
     let mut points = vec![0; LANES * cols];
@@ -246,8 +247,11 @@ fn side_by_side(decoder: &Decoder<'_>, planes: &[Plane<'_>], k: u32) -> Result<(
         for segment in 0..n_segments {
             let first = u32::try_from(out.len() / LANES);
             row0.push(first.map_err(|_| unsupported("a matrix of more than 2^32 rows of words".to_owned()))?);
-            // Lanes beyond the matrix repeat its last row.
-            let row_of = |lane: usize| lane.min(present.len() - 1);
+            // Lanes beyond the matrix repeat its last row; those of rows of scale 0, whose products are 0 whatever their
+            // streams say, one that is like the others.
+            let is_used = |row: &usize| scales.get(present.start + row).is_some_and(|&scale| scale & 0x7FFF != 0);
+            let substitute = (0..present.len()).find(is_used).unwrap_or(0);
+            let row_of = |lane: usize| Some(lane.min(present.len() - 1)).filter(is_used).unwrap_or(substitute);
             let spans = std::array::from_fn::<_, LANES, _>(|lane| {
                 index.locate((present.start + row_of(lane)) * n_segments + segment)
             });
