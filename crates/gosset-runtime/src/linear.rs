@@ -92,11 +92,7 @@ impl Linear {
     /// # Errors
     /// [`RuntimeError::MissingTensor`] and [`RuntimeError::Container`] for names that are not there or no matrix,
     /// [`RuntimeError::Shape`] for a bias of another length.
-    pub fn from_container(
-        container: &Arc<Container>,
-        weight: &str,
-        bias: Option<&str>,
-    ) -> Result<Self, RuntimeError> {
+    pub fn from_container(container: &Arc<Container>, weight: &str, bias: Option<&str>) -> Result<Self, RuntimeError> {
         let weights = ContainerWeights::new(Arc::clone(container));
         let values = bias.map(|name| weights.vector(name)).transpose()?;
         let n_values = values.as_ref().map(Vec::len);

@@ -5,9 +5,9 @@ mod llama;
 mod qwen2;
 mod qwen3;
 
-pub(crate) use decoder::{Decoder, EMBEDDING, HEAD, expected_tensors};
 #[cfg(feature = "gpu")]
 pub(crate) use decoder::FINAL_NORM;
+pub(crate) use decoder::{Decoder, EMBEDDING, HEAD, expected_tensors};
 
 /// What tells one architecture from another.
 #[derive(Debug, PartialEq, Eq)]

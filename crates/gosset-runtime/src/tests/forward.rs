@@ -207,7 +207,8 @@ fn c01_the_flag_and_the_tensors_decide_about_the_head() {
     }
     let source = with(false, false);
     assert!(matches!(load(&source).unwrap_err(), RuntimeError::Tie(_)));
-    let forced = LanguageModel::from_source(&source, &LoadOptions { tie: Some(true), ..LoadOptions::default() }).unwrap();
+    let forced =
+        LanguageModel::from_source(&source, &LoadOptions { tie: Some(true), ..LoadOptions::default() }).unwrap();
     assert_eq!(forced.resident().heap_bytes, load(&with(true, false)).unwrap().resident().heap_bytes);
 }
 
