@@ -376,6 +376,15 @@ fn times() {
             );
         }
         drop(planes);
+        let lanes: Vec<_> =
+            (0..copies).map(|_| RiceLanes::upload(&gpu, &encoded.header, &encoded.planes).unwrap()).collect();
+        let mut scratch = lanes[0].scratch(&gpu).unwrap();
+        let bps = lanes[0].device_bytes() as f64 * 8.0 / (rows * cols) as f64;
+        let x = gpu.upload(&weights(1, cols, 3, false)).unwrap();
+        let mut y = gpu.alloc::<f32>(rows).unwrap();
+        let us = time(&gpu, copies, |stream, i| lanes[i].gemv(&gpu, stream, x.as_slice(), y.as_mut(), &mut scratch));
+        eprintln!("e8-rice@{rate} batch 1 from interleaved streams: {us:.2} us, {bps:.3} bps");
+        drop(lanes);
         let streams: Vec<_> =
             (0..copies).map(|_| RiceMatrix::upload(&gpu, &encoded.header, &encoded.planes).unwrap()).collect();
         let bps = streams[0].device_bytes() as f64 * 8.0 / (rows * cols) as f64;
