@@ -96,9 +96,8 @@ fn check<T: Number, O: Number>(gpu: &Gpu, blas: &Blas, lt: &Lt) {
             }
         }
         y.write(&poison).unwrap();
-        let graph = Graph::capture(&stream, |stream| {
-            blas.gemm(stream, shape, w_dev.as_slice(), x_dev.as_slice(), y.as_mut())
-        });
+        let graph =
+            Graph::capture(&stream, |stream| blas.gemm(stream, shape, w_dev.as_slice(), x_dev.as_slice(), y.as_mut()));
         graph.unwrap().launch(stream.as_ref()).unwrap();
         judge(gpu.download(y.as_slice()).unwrap(), "a graph of cublasGemmEx");
     }
