@@ -818,8 +818,14 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "03d11d4167418e113ce979c3ab94b0fd179ab36f280f55edea2e28183cca81a0",
+                    hash: "eda86261382d98b7cac46fa7ae900ceecd545c2c46d22c8459082b31745274f3",
                     ptx: include_str!("../../ptx/shift_gemm_k2.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "1551408d1bf10f24a97ac8a9d41cfb2cadee77550da0e5f4a468d1d6a5dfa049",
+                    ptx: include_str!("../../ptx/shift_gemm_k2.sm_90a.ptx"),
                 },
             ],
             Module::ShiftGemvK3 => &[
@@ -870,8 +876,14 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "586f5befb4ffb292a4639424bb32ac1d485cd54618d4fae3e6424a4d59c70113",
+                    hash: "6c3ecf8138fce0ffbe4f08fa52aed4fd0e77517c6a0d5ec53011f545eceacdce",
                     ptx: include_str!("../../ptx/shift_gemm_k3.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "a9c48e9695c9f7f7abb26181bb277fa3551e4797e28fb23473e15897bf0619ef",
+                    ptx: include_str!("../../ptx/shift_gemm_k3.sm_90a.ptx"),
                 },
             ],
             Module::ShiftGemvK4 => &[
@@ -922,8 +934,14 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "c4908863b7035ef26abfa97300809dc9a80ae3749b443363426426b1c01e2e1c",
+                    hash: "39087cdd9d1f55593575a3aa1e9778b2a37fb31987926e0eb170fa4bb4ec3a81",
                     ptx: include_str!("../../ptx/shift_gemm_k4.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "086663ff4141047689218ee982363e9f6e2c86a8c9355a1eb601009d6c20badc",
+                    ptx: include_str!("../../ptx/shift_gemm_k4.sm_90a.ptx"),
                 },
             ],
             Module::FixedK2 => &[

@@ -231,9 +231,9 @@ impl ShiftMatrix {
         }
         let launch = Launch {
             grid: [self.units.n_row_tiles.div_ceil(cut.n_tiles), cut.n_splits, 1],
-            block: [32, cut.n_tiles, GemmCut::parts(n_blocks)],
+            block: [32, cut.n_tiles, GemmCut::PARTS],
             shared_bytes,
-            programmatic: false,
+            programmatic: true,
         };
         // SAFETY: y has the length of the batch, checked by the caller; parts were made for this cut.
         unsafe { kernel.launch(stream, launch, &params) }?;

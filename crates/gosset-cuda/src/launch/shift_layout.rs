@@ -150,13 +150,8 @@ pub(crate) struct GemmCut {
 }
 
 impl GemmCut {
-    /// Parts of the columns of a split, a warp each per row tile, for so many blocks of eight activations.
-    pub(crate) fn parts(n_blocks: u32) -> u32 {
-        if n_blocks <= 4 { 4 } else { 2 }
-    }
-
-    /// What the cut is made for: the other number of parts asks for the same.
-    const PARTS: u32 = 4;
+    /// Parts of the columns of a split, a warp each per row tile.
+    pub(crate) const PARTS: u32 = 4;
     /// Row tiles that a block has warps for.
     const MAX_TILES: u32 = 7;
     /// Most splits: their sums are read again.
