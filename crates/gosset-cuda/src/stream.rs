@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 use std::marker::PhantomData;
+use std::sync::Arc;
 
 use cudarc::driver::{result, sys};
 
@@ -49,36 +50,41 @@ impl StreamRef<'_> {
     }
 }
 
-/// A stream of our own, destroyed on drop.
-#[derive(Debug)]
+/// A stream of our own, destroyed when its last clone is dropped.
+#[derive(Debug, Clone)]
 pub struct Stream {
+    inner: Arc<Owned>,
+}
+
+#[derive(Debug)]
+struct Owned {
     raw: sys::CUstream,
     gpu: Gpu,
 }
 
 // SAFETY: as for `StreamRef`.
-unsafe impl Send for Stream {}
+unsafe impl Send for Owned {}
 // SAFETY: the driver's calls on a stream are thread-safe.
-unsafe impl Sync for Stream {}
+unsafe impl Sync for Owned {}
 
 impl Stream {
     pub(crate) fn new(gpu: &Gpu) -> Result<Self, CudaError> {
         gpu.bind()?;
         let raw = result::stream::create(result::stream::StreamKind::NonBlocking)
             .map_err(|error| CudaError::driver("cuStreamCreate", error))?;
-        Ok(Self { raw, gpu: gpu.clone() })
+        Ok(Self { inner: Arc::new(Owned { raw, gpu: gpu.clone() }) })
     }
 
     /// The stream, to launch into.
     #[must_use]
     pub fn as_ref(&self) -> StreamRef<'_> {
-        StreamRef { raw: self.raw.cast(), _borrow: PhantomData }
+        StreamRef { raw: self.inner.raw.cast(), _borrow: PhantomData }
     }
 
     /// The device of the stream.
     #[must_use]
     pub fn gpu(&self) -> &Gpu {
-        &self.gpu
+        &self.inner.gpu
     }
 
     /// Waits until the work in the stream is done.
@@ -86,12 +92,12 @@ impl Stream {
     /// # Errors
     /// [`CudaError::Driver`], also for what kernels did wrong.
     pub fn synchronize(&self) -> Result<(), CudaError> {
-        self.gpu.bind()?;
+        self.inner.gpu.bind()?;
         self.as_ref().synchronize()
     }
 }
 
-impl Drop for Stream {
+impl Drop for Owned {
     fn drop(&mut self) {
         if self.gpu.bind().is_ok() {
             // SAFETY: created by `new`, destroyed once; work still in it goes on.

@@ -4,10 +4,12 @@
 
 pub mod ans;
 mod decoded;
+pub mod dense;
 pub mod fixed;
 pub mod model;
 pub mod probe;
 pub mod quantize;
+pub mod random;
 pub mod rht;
 pub mod rice;
 pub mod rice_lanes;

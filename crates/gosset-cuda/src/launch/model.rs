@@ -1,24 +1,23 @@
-//! The small operations of a decoder, and products with dense matrices.
+//! The small operations of a decoder. Products with dense matrices are in [`dense`](super::dense).
 //!
 //! Everything is row-major; activations are f32. The position of the first row is read from the device, so that one captured
 //! graph serves every step of a generation.
 
-use gosset_codec::{CodecSpec, RateTarget, RotationSpec, SchemeSpec, ShiftCodeKind, ShiftOrderKind};
-use gosset_transform::{Rht, TilePlan};
-use gosset_trellis::shift::{ShiftCode, ShiftOrder, ShiftSpec};
 use half::{bf16, f16};
 
-use super::shift::ShiftMatrix;
 use crate::error::CudaError;
 use crate::generated::modules::Module;
 use crate::generated::params::{
-    ModelArgmaxParams, ModelAttendParams, ModelCacheCopyParams, ModelDenseParams, ModelEmbedParams, ModelNormParams,
-    ModelNormalParams, ModelRopeParams, ModelSiluParams, ModelStepParams,
+    ModelArgmaxParams, ModelAttendParams, ModelCacheCopyParams, ModelEmbedParams, ModelNormParams, ModelRopeParams,
+    ModelSiluParams, ModelStepParams,
 };
 use crate::gpu::Gpu;
 use crate::kernel::{Launch, Params};
 use crate::memory::{Buffer, DevSlice, DevSliceMut, DeviceType};
 use crate::stream::StreamRef;
+
+pub use super::dense::{dense, dense_strided};
+pub use super::random::{random_normal, random_shift};
 
 /// Widest head that attention takes.
 pub const MAX_HEAD_DIM: usize = 256;
@@ -34,9 +33,6 @@ const MIN_SPAN: u32 = 256;
 
 /// Query heads that a block of the splitting kernels takes.
 const BLOCK_HEADS: usize = 4;
-
-/// Rows from which a dense matrix is tall: two rows per warp then still give every multiprocessor enough warps.
-const TALL_ROWS: u32 = 12_288;
 
 /// Widest batch of the products that read each weight once per warp.
 pub const GEMV_BATCH: usize = 8;
@@ -57,12 +53,12 @@ pub trait DenseElement: DeviceType {
 #[derive(Debug, Clone, Copy)]
 pub struct DenseModule {
     /// One activation.
-    module: Module,
+    pub(super) module: Module,
     /// Up to [`GEMV_BATCH`].
-    batch: Module,
+    pub(super) batch: Module,
     embed: &'static str,
     /// As kernels count types.
-    number: u32,
+    pub(super) number: u32,
 }
 
 impl DenseElement for f32 {
@@ -233,7 +229,7 @@ fn head_blocks(shape: &AttentionShape) -> usize {
     shape.kv_heads * (shape.heads / shape.kv_heads).div_ceil(BLOCK_HEADS)
 }
 
-fn expect(what: &'static str, found: usize, expected: Option<usize>) -> Result<(), CudaError> {
+pub(super) fn expect(what: &'static str, found: usize, expected: Option<usize>) -> Result<(), CudaError> {
     match expected {
         Some(expected) if expected == found => Ok(()),
         Some(expected) => Err(CudaError::shape(what, format!("{expected} elements"), found)),
@@ -241,7 +237,7 @@ fn expect(what: &'static str, found: usize, expected: Option<usize>) -> Result<(
     }
 }
 
-fn to_u32(what: &'static str, n: usize) -> Result<u32, CudaError> {
+pub(super) fn to_u32(what: &'static str, n: usize) -> Result<u32, CudaError> {
     u32::try_from(n).ok().filter(|&n| n < 1 << 31).ok_or_else(|| CudaError::shape(what, "below 2^31", n))
 }
 
@@ -259,7 +255,7 @@ fn waits(module: Module) -> bool {
 ///
 /// # Safety
 /// That of [`Kernel::launch`](crate::kernel::Kernel::launch).
-unsafe fn launch<P: Params>(
+pub(super) unsafe fn launch<P: Params>(
     gpu: &Gpu,
     stream: StreamRef<'_>,
     (module, entry): (Module, &'static str),
@@ -333,7 +329,7 @@ impl<'a> Rows<'a> {
         Ok(parts)
     }
 
-    fn check(&self, what: &'static str, n: usize, cols: usize) -> Result<u32, CudaError> {
+    pub(super) fn check(&self, what: &'static str, n: usize, cols: usize) -> Result<u32, CudaError> {
         let needed = n.checked_sub(1).map_or(Some(0), |n| n.checked_mul(self.stride)?.checked_add(cols));
         if self.stride < cols || needed.is_none_or(|needed| self.values.len() < needed) {
             return Err(CudaError::shape(what, format!("{n} rows of {cols}"), self.values.len()));
@@ -742,127 +738,6 @@ pub fn copy_cache<C: CacheElement>(
     let grid = [params.n_units.div_ceil(256).min(64) as u32, to_shape.kv_heads as u32, 1];
     // SAFETY: the lengths were checked.
     unsafe { launch(gpu, stream, (Module::ModelOps, "model_cache_copy"), (grid, 256, 0), &params) }
-}
-
-/// `y = x wᵀ`: `w` is `[rows, cols]`, `x` `[batch, cols]`, `y` `[batch, rows]`; sums in f32.
-///
-/// Up to [`GEMV_BATCH`] the time is that of reading the weights once.
-///
-/// # Errors
-/// [`CudaError::Shape`], and what a launch can fail with.
-pub fn dense<T: DenseElement>(
-    gpu: &Gpu,
-    stream: StreamRef<'_>,
-    w: DevSlice<'_, T>,
-    (rows, cols): (usize, usize),
-    x: DevSlice<'_, f32>,
-    batch: usize,
-    y: DevSliceMut<'_, f32>,
-) -> Result<(), CudaError> {
-    expect("y of a dense product", y.len(), batch.checked_mul(rows))?;
-    dense_strided(gpu, stream, w, (rows, cols), x, batch, (y, rows))
-}
-
-/// As [`dense`], with rows of `y` further apart than they are wide: `y` and the distance.
-///
-/// # Errors
-/// [`CudaError::Shape`], and what a launch can fail with.
-pub fn dense_strided<T: DenseElement>(
-    gpu: &Gpu,
-    stream: StreamRef<'_>,
-    w: DevSlice<'_, T>,
-    (rows, cols): (usize, usize),
-    x: DevSlice<'_, f32>,
-    batch: usize,
-    (y, y_stride): (DevSliceMut<'_, f32>, usize),
-) -> Result<(), CudaError> {
-    expect("dense weights", w.len(), rows.checked_mul(cols))?;
-    expect("x of a dense product", x.len(), batch.checked_mul(cols))?;
-    Rows { values: y.as_slice(), stride: y_stride }.check("y of a dense product", batch, rows)?;
-    let params = ModelDenseParams {
-        w: w.ptr(),
-        x: x.ptr(),
-        y: y.ptr(),
-        y_stride: y_stride as u64,
-        rows: to_u32("rows", rows)?,
-        cols: to_u32("columns", cols)?,
-        batch: to_u32("batch", batch)?,
-        weight_type: T::MODULE.number,
-    };
-    let (module, entry, grid, block) = match batch {
-        0 => return Ok(()),
-        1..=GEMV_BATCH => {
-            // Module, entry, threads, rows per block.
-            let (module, entry, block, rows) = match batch {
-                1 if params.rows >= TALL_ROWS => (T::MODULE.module, "model_gemv_tall", 64, 4),
-                1 => (T::MODULE.module, "model_gemv_low", 128, 4),
-                2..=4 => (T::MODULE.batch, "model_gemv_4", 128, 8),
-                _ => (T::MODULE.batch, "model_gemv_8", 128, 8),
-            };
-            (module, entry, [params.rows.div_ceil(rows), 1, 1], block)
-        }
-        _ => {
-            let tiles = params.batch.div_ceil(64);
-            if tiles > 65_535 {
-                return Err(CudaError::shape("batch of a dense product", "at most 2^22", batch));
-            }
-            (Module::ModelGemm, "model_gemm", [params.rows.div_ceil(128), tiles, 1], 256)
-        }
-    };
-    // SAFETY: the lengths were checked.
-    unsafe { launch(gpu, stream, (module, entry), (grid, block, 0), &params) }
-}
-
-/// A matrix of seeded bf16 numbers, about normal with this deviation; for benchmarks.
-///
-/// # Errors
-/// [`CudaError::OutOfMemory`], and what a launch can fail with.
-pub fn random_normal(gpu: &Gpu, len: usize, deviation: f32, seed: u32) -> Result<Buffer<bf16>, CudaError> {
-    let out = Buffer::<bf16>::uninit(gpu, len)?;
-    let stream = gpu.stream()?;
-    let params = ModelNormalParams { out: out.as_slice().ptr(), n: len as u64, seed, deviation };
-    let grid = [len.div_ceil(256).min(16 * gpu.info().n_sms as usize) as u32, 1, 1];
-    // SAFETY: the kernel writes `n` elements, as many as the buffer has.
-    unsafe { launch(gpu, stream.as_ref(), (Module::ModelOps, "model_normal"), (grid, 256, 0), &params) }?;
-    stream.synchronize()?;
-    Ok(out)
-}
-
-/// A matrix of random words in the codec's format, with [`ShiftMatrix::random`]; rows have mean square `1 / cols`.
-///
-/// # Errors
-/// [`CudaError::Unsupported`] for another kind of codec, else as [`ShiftMatrix::random`].
-pub fn random_shift(
-    gpu: &Gpu,
-    codec: &CodecSpec,
-    (rows, cols): (usize, usize),
-    seed: u32,
-) -> Result<ShiftMatrix, CudaError> {
-    let unsupported = || CudaError::Unsupported { op: "random weights", what: codec.name().to_owned() };
-    let (SchemeSpec::Shift { state_bits, code, order }, RateTarget::PayloadBps(bps)) = (&codec.scheme, &codec.target)
-    else {
-        return Err(unsupported());
-    };
-    let code = match code {
-        ShiftCodeKind::Quantiles => ShiftCode::Quantiles,
-        ShiftCodeKind::Pairs => ShiftCode::Pairs,
-        _ => return Err(unsupported()),
-    };
-    let order = match order {
-        ShiftOrderKind::Rows => ShiftOrder::Rows,
-        ShiftOrderKind::Tiles => ShiftOrder::Tiles,
-        _ => return Err(unsupported()),
-    };
-    let rht = match codec.rotation {
-        RotationSpec::Rht { tile, seed } => {
-            let plan = TilePlan::new(cols, tile).map_err(|e| CudaError::Codec(e.to_string()))?;
-            Some(Rht::new(plan, seed))
-        }
-        _ => None,
-    };
-    let spec = ShiftSpec { bits: *bps as u8, state_bits: *state_bits, code, order };
-    let scale = bf16::from_f32(1.0 / (cols as f32).sqrt());
-    ShiftMatrix::random(gpu, spec, rows, cols, rht.as_ref(), scale, seed)
 }
 
 /// Reads device memory in the order of the stream, and waits for it alone.

@@ -136,7 +136,8 @@ impl ShiftMatrix {
         workspace: &mut ShiftWorkspace,
         rotate: bool,
     ) -> Result<(), CudaError> {
-        let kernels = self.gemm_module();
+        // Devices with less shared memory take the activations one by one.
+        let kernels = self.gemm_module().filter(|_| TABLE_SHARED + STAGE_SHARED <= self.gpu.info().max_shared_bytes);
         let each = if kernels.is_some() { MAX_GEMM_BATCH } else { 1 };
         for first in (0..batch).step_by(each) {
             let n = each.min(batch - first);

@@ -4,7 +4,7 @@ use gosset_cuda::launch::model::{
     Argmax, AttentionScratch, AttentionShape, CacheElement, Delta, DenseElement, Rope, Rows, attend, attend_step,
     copy_cache, dense, embed, read, rmsnorm, rope_append, silu_mul,
 };
-use gosset_cuda::{Buffer, DevSliceMut, DeviceType, Gpu, Stream};
+use gosset_cuda::{Buffer, DeviceType, Gpu, Stream};
 use gosset_transform::{Rht, TilePlan};
 use half::{bf16, f16};
 
@@ -511,11 +511,8 @@ fn model_wrong_shapes_are_refused() {
     let Some(gpu) = gpu() else { return };
     let stream = gpu.stream().unwrap();
     let x = gpu.alloc::<f32>(10).unwrap();
-    let nothing = || -> DevSliceMut<'static, f32> {
-        // SAFETY: of no length.
-        unsafe { DevSliceMut::from_raw(0, 0) }
-    };
-    let error = dense(&gpu, stream.as_ref(), x.as_slice(), (2, 5), x.as_slice(), 2, nothing()).unwrap_err();
+    let mut none = gpu.alloc::<f32>(0).unwrap();
+    let error = dense(&gpu, stream.as_ref(), x.as_slice(), (2, 5), x.as_slice(), 2, none.as_mut()).unwrap_err();
     assert_eq!(error.to_string(), "y of a dense product: expected 4 elements, found 0");
     let row = Rows { values: x.as_slice(), stride: 10 };
     let mut out = gpu.alloc::<f32>(12).unwrap();

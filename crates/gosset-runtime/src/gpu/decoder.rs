@@ -441,10 +441,8 @@ impl GpuDecoder {
 
     /// Launches the layers for `n` rows; the hidden states after the final norm are in `normed`.
     fn hidden(&self, state: &mut State, n: usize, watch: &mut Option<&mut Watch<'_>>) -> Result<(), RuntimeError> {
-        let stream = state.stream.as_ref().raw();
-        // SAFETY: the stream lives in `state`, which outlives the call; nothing below replaces it.
-        let stream = unsafe { StreamRef::from_raw(stream) };
-        self.hidden_on(stream, state, n, watch)
+        let stream = state.stream.clone();
+        self.hidden_on(stream.as_ref(), state, n, watch)
     }
 
     pub(super) fn hidden_on(
@@ -569,10 +567,8 @@ impl GpuDecoder {
 
     /// Launches the head for `n` rows of `normed` from `first` on.
     fn launch_logits(&self, state: &mut State, first: usize, n: usize) -> Result<(), RuntimeError> {
-        let stream = state.stream.as_ref().raw();
-        // SAFETY: as in `hidden`.
-        let stream = unsafe { StreamRef::from_raw(stream) };
-        self.logits_on(stream, state, first, n)
+        let stream = state.stream.clone();
+        self.logits_on(stream.as_ref(), state, first, n)
     }
 
     pub(super) fn logits_on(

@@ -198,10 +198,8 @@ impl RandomModel {
     }
 
     fn launch_step(&mut self) -> Result<(), RuntimeError> {
-        let stream = self.state.stream.as_ref().raw();
-        // SAFETY: the stream lives in `state`, which nothing below replaces.
-        let stream = unsafe { StreamRef::from_raw(stream) };
-        self.launch_step_on(stream)
+        let stream = self.state.stream.clone();
+        self.launch_step_on(stream.as_ref())
     }
 
     fn launch_step_on(&mut self, stream: StreamRef<'_>) -> Result<(), RuntimeError> {
