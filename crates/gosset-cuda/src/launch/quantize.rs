@@ -1,6 +1,6 @@
 //! Matrices encoded on the device: the planes of the CPU codec, byte for byte.
 //!
-//! [`unit_rows`] rotates and scales rows, [`rice`] makes the streams of the paper's format of them, and
+//! [`unit_rows`] rotates and scales rows, [`rice()`] makes the streams of the paper's format of them, and
 //! [`encode`] is a whole [`EncodedMatrix`] of a specification: a lattice under Rice codes at a given alpha, or the
 //! bit-shift trellis. To find alpha for a payload is the CPU's work.
 
@@ -359,7 +359,7 @@ pub fn rice(
 /// Lattices under Rice codes at a given alpha, and the bit-shift trellises.
 ///
 /// # Errors
-/// Those of [`unit_rows`], [`rice`] and [`ViterbiEncoder::encode`]; [`CudaError::Unsupported`] for other codes and for a
+/// Those of [`unit_rows`], [`rice()`] and [`ViterbiEncoder::encode`]; [`CudaError::Unsupported`] for other codes and for a
 /// lattice with a payload target.
 pub fn encode<T: QuantizeInput>(
     gpu: &Gpu,

@@ -1,6 +1,6 @@
 //! Matrices of E8 points in the plane layout of Rice codes: products with 1 to 8 columns.
 //!
-//! The layout holds the same points as the streams of a file, bit by bit the same code, see [`rice_layout`](super::rice_layout);
+//! The layout holds the same points as the streams of a file, bit by bit the same code, see `rice_layout`;
 //! [`RicePlanes::device_bytes`] says what it takes. Activations are in the rotated frame.
 
 use std::sync::Arc;
