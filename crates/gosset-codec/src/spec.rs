@@ -2,6 +2,7 @@
 
 use gosset_lattice::LatticeKind;
 use gosset_transform::{DEFAULT_TILE, TilePlan};
+use gosset_trellis::shift::{ShiftCode, ShiftOrder};
 use serde::{Deserialize, Serialize};
 
 use crate::{Codec, CodecError};
@@ -135,6 +136,24 @@ pub enum ShiftOrderKind {
     Rows,
     /// One string per tile of 16 rows and 16 columns.
     Tiles,
+}
+
+impl From<ShiftCodeKind> for ShiftCode {
+    fn from(code: ShiftCodeKind) -> Self {
+        match code {
+            ShiftCodeKind::Quantiles => Self::Quantiles,
+            ShiftCodeKind::Pairs => Self::Pairs,
+        }
+    }
+}
+
+impl From<ShiftOrderKind> for ShiftOrder {
+    fn from(order: ShiftOrderKind) -> Self {
+        match order {
+            ShiftOrderKind::Rows => Self::Rows,
+            ShiftOrderKind::Tiles => Self::Tiles,
+        }
+    }
 }
 
 /// A [`LatticeKind`] that is stored as its name.

@@ -1,8 +1,8 @@
 //! Matrices of seeded random numbers, for benchmarks.
 
-use gosset_codec::{CodecSpec, RateTarget, RotationSpec, SchemeSpec, ShiftCodeKind, ShiftOrderKind};
+use gosset_codec::{CodecSpec, RateTarget, RotationSpec, SchemeSpec};
 use gosset_transform::{Rht, TilePlan};
-use gosset_trellis::shift::{ShiftCode, ShiftOrder, ShiftSpec};
+use gosset_trellis::shift::ShiftSpec;
 use half::bf16;
 
 use super::model::launch;
@@ -43,16 +43,6 @@ pub fn random_shift(
     else {
         return Err(unsupported());
     };
-    let code = match code {
-        ShiftCodeKind::Quantiles => ShiftCode::Quantiles,
-        ShiftCodeKind::Pairs => ShiftCode::Pairs,
-        _ => return Err(unsupported()),
-    };
-    let order = match order {
-        ShiftOrderKind::Rows => ShiftOrder::Rows,
-        ShiftOrderKind::Tiles => ShiftOrder::Tiles,
-        _ => return Err(unsupported()),
-    };
     let rht = match codec.rotation {
         RotationSpec::Rht { tile, seed } => {
             let plan = TilePlan::new(cols, tile).map_err(|e| CudaError::Codec(e.to_string()))?;
@@ -60,7 +50,7 @@ pub fn random_shift(
         }
         _ => None,
     };
-    let spec = ShiftSpec { bits: *bps as u8, state_bits: *state_bits, code, order };
+    let spec = ShiftSpec { bits: *bps as u8, state_bits: *state_bits, code: (*code).into(), order: (*order).into() };
     let scale = bf16::from_f32(1.0 / (cols as f32).sqrt());
     ShiftMatrix::random(gpu, spec, rows, cols, rht.as_ref(), scale, seed)
 }

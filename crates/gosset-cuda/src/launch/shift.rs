@@ -11,7 +11,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use gosset_codec::{Decoder, MatrixHeader, Plane, PlaneData, SchemeHeader, ShiftCodeKind, ShiftOrderKind};
+use gosset_codec::{Decoder, MatrixHeader, Plane, PlaneData, SchemeHeader};
 use gosset_transform::Rht;
 use gosset_trellis::shift::{ShiftCode, ShiftLayout, ShiftOrder, ShiftSpec, ShiftTrellis};
 use half::{bf16, f16};
@@ -120,17 +120,13 @@ impl ShiftMatrix {
         };
         // Checks everything that is relied on below.
         let decoder = Decoder::new(header, planes)?;
-        let code = match shift.code {
-            ShiftCodeKind::Quantiles => ShiftCode::Quantiles,
-            ShiftCodeKind::Pairs => ShiftCode::Pairs,
-            _ => return Err(CudaError::Unsupported { op: "shift", what: format!("{:?}", shift.code) }),
-        };
-        let order = match shift.order {
-            ShiftOrderKind::Rows => ShiftOrder::Rows,
-            ShiftOrderKind::Tiles => ShiftOrder::Tiles,
-            _ => return Err(CudaError::Unsupported { op: "shift", what: format!("{:?}", shift.order) }),
-        };
-        let trellis = ShiftSpec { bits: shift.bits, state_bits: shift.state_bits, code, order }.check()?;
+        let trellis = ShiftSpec {
+            bits: shift.bits,
+            state_bits: shift.state_bits,
+            code: shift.code.into(),
+            order: shift.order.into(),
+        }
+        .check()?;
         let layout = trellis.layout(decoder.rows(), decoder.cols())?;
         let plane = |name| planes.iter().find(|plane| plane.name == name).map(|plane| &plane.data);
         let missing = |name: &str| CudaError::Codec(format!("plane `{name}` is missing or of another type"));

@@ -5,7 +5,7 @@
 
 use gosset_entropy::Rate;
 use gosset_trellis::TrellisError;
-use gosset_trellis::shift::{ShiftCode, ShiftOrder, ShiftSpec, ShiftTrellis};
+use gosset_trellis::shift::{ShiftSpec, ShiftTrellis};
 
 use crate::plane::PlaneSet;
 use crate::{CodecError, RateEstimate, RateTarget, ShiftCodeKind, ShiftHeader, ShiftOrderKind};
@@ -60,15 +60,7 @@ fn bits_of(target: RateTarget) -> u8 {
 }
 
 fn trellis(bits: u8, state_bits: u8, code: ShiftCodeKind, order: ShiftOrderKind) -> Result<ShiftTrellis, TrellisError> {
-    let code = match code {
-        ShiftCodeKind::Quantiles => ShiftCode::Quantiles,
-        ShiftCodeKind::Pairs => ShiftCode::Pairs,
-    };
-    let order = match order {
-        ShiftOrderKind::Rows => ShiftOrder::Rows,
-        ShiftOrderKind::Tiles => ShiftOrder::Tiles,
-    };
-    ShiftSpec { bits, state_bits, code, order }.check()
+    ShiftSpec { bits, state_bits, code: code.into(), order: order.into() }.check()
 }
 
 /// The error of a header or specification that the trellis refuses.
