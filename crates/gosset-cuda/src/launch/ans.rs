@@ -9,7 +9,8 @@ use gosset_codec::device::{AnsTables, TrellisTables, lattice_ans_tables, trellis
 use gosset_codec::{Decoder, MatrixHeader, Plane, PlaneData, SchemeHeader};
 use gosset_lattice::LatticeKind;
 
-use super::decoded::{ExactRows, PointType, ValueType, check_len, find, padded, scale_bits, to_u32};
+use super::checks::{check_len, to_u32};
+use super::decoded::{ExactRows, PointType, Status, ValueType, find, padded, scale_bits};
 use crate::error::CudaError;
 use crate::generated::modules::Module;
 use crate::generated::params::{AnsLatticeParams, AnsTrellisParams};
@@ -23,9 +24,6 @@ const BLOCK: u32 = 32;
 
 /// Bytes of the state table of one context.
 const TABLE_BYTES: u32 = 4096;
-
-/// Status of a matrix no stream of which was found damaged.
-const INTACT: u32 = u32::MAX;
 
 /// A matrix under an ANS code on the device.
 #[derive(Debug)]
@@ -41,7 +39,7 @@ pub struct AnsMatrix {
     escapes: Buffer<i32>,
     scales: Buffer<u16>,
     exact: Option<ExactRows>,
-    status: Buffer<u32>,
+    status: Status,
 }
 
 /// What the decoded numbers are.
@@ -97,7 +95,7 @@ impl AnsMatrix {
             escapes: gpu.upload(escapes.as_flattened())?,
             scales: gpu.upload(&scale_bits(planes))?,
             exact: ExactRows::upload(gpu, &decoder, planes)?,
-            status: gpu.upload(&[INTACT])?,
+            status: Status::new(gpu)?,
         })
     }
 
@@ -130,8 +128,7 @@ impl AnsMatrix {
     /// # Errors
     /// What a transfer can fail with.
     pub fn damaged_stream(&self, gpu: &Gpu) -> Result<Option<usize>, CudaError> {
-        let status = gpu.download(self.status.as_slice())?;
-        Ok(status.first().filter(|&&first| first != INTACT).map(|&first| first as usize - 1))
+        self.status.damaged_stream(gpu)
     }
 
     /// The points, `[rows, cols]`, as [`Decoder::decode_points`] has them.
@@ -194,7 +191,7 @@ impl AnsMatrix {
                     escapes: self.escapes.as_slice().ptr(),
                     scales: self.scales.as_slice().ptr(),
                     out,
-                    status: self.status.as_slice().ptr(),
+                    status: self.status.ptr(),
                     n_streams,
                     n_contexts,
                     rows: self.rows,
@@ -216,7 +213,7 @@ impl AnsMatrix {
                     units: units.as_slice().ptr(),
                     scales: self.scales.as_slice().ptr(),
                     out,
-                    status: self.status.as_slice().ptr(),
+                    status: self.status.ptr(),
                     n_streams,
                     reach: (units.len() / 2) as u32,
                     rows: self.rows,

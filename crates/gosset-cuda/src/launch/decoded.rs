@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use gosset_codec::{Decoder, Plane, PlaneData};
 use half::{bf16, f16};
 
+use super::checks::to_u32;
 use crate::error::CudaError;
 use crate::generated::modules::Module;
 use crate::generated::params::{ExactCopyParams, ExactDotParams};
@@ -44,6 +45,35 @@ impl ValueType for f16 {
 }
 impl ValueType for bf16 {
     const KIND: u32 = 5;
+}
+
+/// Where decoders note the first stream that they found damaged.
+#[derive(Debug)]
+pub(super) struct Status(Buffer<u32>);
+
+impl Status {
+    /// What stands there as long as no stream was found damaged.
+    const INTACT: u32 = u32::MAX;
+
+    pub(super) fn new(gpu: &Gpu) -> Result<Self, CudaError> {
+        Ok(Self(gpu.upload(&[Self::INTACT])?))
+    }
+
+    /// For the kernels, which put the least number of a damaged stream there, plus one.
+    pub(super) fn ptr(&self) -> u64 {
+        self.0.as_slice().ptr()
+    }
+
+    /// Bytes on the device.
+    pub(super) fn bytes(&self) -> usize {
+        self.0.bytes()
+    }
+
+    /// The first damaged stream; waits for the device.
+    pub(super) fn damaged_stream(&self, gpu: &Gpu) -> Result<Option<usize>, CudaError> {
+        let status = gpu.download(self.0.as_slice())?;
+        Ok(status.first().filter(|&&first| first != Self::INTACT).map(|&first| first as usize - 1))
+    }
 }
 
 /// Rows that a matrix stores exactly, in the rotated frame on the device.
@@ -151,17 +181,4 @@ pub(super) fn scale_bits(planes: &[Plane<'_>]) -> Vec<u16> {
         Some(PlaneData::Bf16(scales)) => scales.iter().map(|scale| scale.to_bits()).collect(),
         _ => Vec::new(),
     }
-}
-
-/// A count that kernels hold in 32 bits.
-pub(super) fn to_u32(what: &'static str, n: usize) -> Result<u32, CudaError> {
-    u32::try_from(n).ok().filter(|&n| n < 1 << 31).ok_or_else(|| CudaError::shape(what, "below 2^31", n))
-}
-
-/// Checks the length of an argument.
-pub(super) fn check_len(what: &'static str, found: usize, expected: usize) -> Result<(), CudaError> {
-    if found != expected {
-        return Err(CudaError::shape(what, format!("{expected} elements"), found));
-    }
-    Ok(())
 }

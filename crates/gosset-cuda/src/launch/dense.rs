@@ -1,6 +1,7 @@
 //! Products with dense matrices; weights in f32, f16 or bf16, activations in f32.
 
-use super::model::{DenseElement, GEMV_BATCH, Rows, expect, launch, to_u32};
+use super::checks::to_u32;
+use super::model::{DenseElement, GEMV_BATCH, Rows, expect, launch};
 use crate::error::CudaError;
 use crate::generated::modules::Module;
 use crate::generated::params::ModelDenseParams;

@@ -6,6 +6,7 @@
 use gosset_transform::TilePlan;
 use half::{bf16, f16};
 
+use super::checks::to_u32;
 use super::quantize::UnitRows;
 use crate::error::CudaError;
 use crate::generated::modules::Module;
@@ -87,10 +88,6 @@ pub struct FixedMatrix {
     cols: usize,
     words: Buffer<u32>,
     scales: Buffer<f32>,
-}
-
-fn to_u32(what: &'static str, n: usize) -> Result<u32, CudaError> {
-    u32::try_from(n).ok().filter(|&n| n < 1 << 31).ok_or_else(|| CudaError::shape(what, "below 2^31", n))
 }
 
 impl FixedMatrix {

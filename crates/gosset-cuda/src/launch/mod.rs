@@ -3,6 +3,7 @@
 //! Whoever adds a file adds its line here.
 
 pub mod ans;
+mod checks;
 mod decoded;
 pub mod dense;
 pub mod fixed;

@@ -5,6 +5,7 @@
 
 use half::{bf16, f16};
 
+use super::checks::to_u32;
 use crate::error::CudaError;
 use crate::generated::modules::Module;
 use crate::generated::params::{
@@ -235,10 +236,6 @@ pub(super) fn expect(what: &'static str, found: usize, expected: Option<usize>) 
         Some(expected) => Err(CudaError::shape(what, format!("{expected} elements"), found)),
         None => Err(CudaError::shape(what, "a size that can be counted", found)),
     }
-}
-
-pub(super) fn to_u32(what: &'static str, n: usize) -> Result<u32, CudaError> {
-    u32::try_from(n).ok().filter(|&n| n < 1 << 31).ok_or_else(|| CudaError::shape(what, "below 2^31", n))
 }
 
 fn ptr<T: DeviceType>(slice: Option<DevSlice<'_, T>>) -> u64 {

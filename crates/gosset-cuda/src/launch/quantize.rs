@@ -8,16 +8,16 @@ use std::borrow::Cow;
 
 use gosset_codec::{
     CodeHeader, CodeKind, CodecError, CodecSpec, EncodedMatrix, Gain, LatticeHeader, LatticeName, MatrixHeader, Plane,
-    PlaneData, RateTarget, RotationHeader, RotationSpec, SchemeHeader, SchemeSpec, ShiftCodeKind, ShiftHeader,
-    ShiftOrderKind,
+    PlaneData, RateTarget, RotationHeader, RotationSpec, SchemeHeader, SchemeSpec, ShiftHeader,
 };
 use gosset_entropy::rice::{self, MAX_K};
 use gosset_entropy::{STREAM_LEN, STREAMS_PER_PAGE};
 use gosset_lattice::LatticeKind;
 use gosset_transform::{Rht, TilePlan};
-use gosset_trellis::shift::{ShiftCode, ShiftOrder, ShiftSpec};
+use gosset_trellis::shift::ShiftSpec;
 use half::{bf16, f16};
 
+use super::checks::to_u32;
 use super::viterbi::{ViterbiEncoder, ViterbiScratch};
 use crate::error::CudaError;
 use crate::generated::modules::Module;
@@ -168,10 +168,6 @@ impl RiceStreams {
     pub fn ks(&self) -> &[u32] {
         &self.ks
     }
-}
-
-fn to_u32(what: &'static str, n: usize) -> Result<u32, CudaError> {
-    u32::try_from(n).ok().filter(|&n| n < 1 << 31).ok_or_else(|| CudaError::shape(what, "below 2^31", n))
 }
 
 /// Rotates the rows of a row-major matrix and divides each by its scale, as the CPU codec does, bit for bit.
@@ -399,20 +395,7 @@ pub fn encode<T: QuantizeInput>(
             return Err(unsupported("a lattice with a payload target; give alpha"));
         }
         (&SchemeSpec::Shift { state_bits, code, order }, RateTarget::PayloadBps(bits)) => {
-            let shift = ShiftSpec {
-                bits: bits as u8,
-                state_bits,
-                code: match code {
-                    ShiftCodeKind::Quantiles => ShiftCode::Quantiles,
-                    ShiftCodeKind::Pairs => ShiftCode::Pairs,
-                    _ => return Err(unsupported("this code of the bit-shift trellis")),
-                },
-                order: match order {
-                    ShiftOrderKind::Rows => ShiftOrder::Rows,
-                    ShiftOrderKind::Tiles => ShiftOrder::Tiles,
-                    _ => return Err(unsupported("this order of the bit-shift trellis")),
-                },
-            };
+            let shift = ShiftSpec { bits: bits as u8, state_bits, code: code.into(), order: order.into() };
             let trellis = shift.check()?;
             let units = units()?;
             let (words, gains) = search(gpu, stream.as_ref(), &trellis, &units)?;

@@ -7,7 +7,8 @@ use gosset_codec::{CodeHeader, Decoder, LatticeHeader, MatrixHeader, Plane, Plan
 use gosset_entropy::{STREAM_LEN, STREAMS_PER_PAGE};
 use gosset_lattice::LatticeKind;
 
-use super::decoded::{ExactRows, PointType, ValueType, check_len, find, padded, scale_bits, to_u32};
+use super::checks::{check_len, to_u32};
+use super::decoded::{ExactRows, PointType, Status, ValueType, find, padded, scale_bits};
 use crate::error::CudaError;
 use crate::generated::modules::Module;
 use crate::generated::params::{RiceDecodeParams, RiceRowsParams};
@@ -18,9 +19,6 @@ use crate::stream::StreamRef;
 
 /// Most columns of x that a product takes at once.
 pub const MAX_BATCH: usize = 8;
-
-/// Status of a matrix no stream of which was found damaged.
-const INTACT: u32 = u32::MAX;
 
 /// A matrix under Rice codes on the device.
 #[derive(Debug)]
@@ -37,7 +35,7 @@ pub struct RiceMatrix {
     lengths: Buffer<u16>,
     scales: Buffer<u16>,
     exact: Option<ExactRows>,
-    status: Buffer<u32>,
+    status: Status,
 }
 
 impl RiceMatrix {
@@ -85,7 +83,7 @@ impl RiceMatrix {
             lengths: gpu.upload(lengths)?,
             scales: gpu.upload(&scale_bits(planes))?,
             exact: ExactRows::upload(gpu, &decoder, planes)?,
-            status: gpu.upload(&[INTACT])?,
+            status: Status::new(gpu)?,
         })
     }
 
@@ -114,8 +112,7 @@ impl RiceMatrix {
     /// # Errors
     /// What a transfer can fail with.
     pub fn damaged_stream(&self, gpu: &Gpu) -> Result<Option<usize>, CudaError> {
-        let status = gpu.download(self.status.as_slice())?;
-        Ok(status.first().filter(|&&first| first != INTACT).map(|&first| first as usize - 1))
+        self.status.damaged_stream(gpu)
     }
 
     /// The lattice points, `[rows, cols]`, as [`Decoder::decode_points`] has them.
@@ -229,7 +226,7 @@ impl RiceMatrix {
             lengths: self.lengths.as_slice().ptr(),
             scales: self.scales.as_slice().ptr(),
             out,
-            status: self.status.as_slice().ptr(),
+            status: self.status.ptr(),
             n_words: self.n_words,
             n_streams: self.lengths.len() as u32,
             rows: self.rows,

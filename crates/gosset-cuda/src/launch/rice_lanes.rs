@@ -9,7 +9,8 @@ use gosset_codec::{CodeHeader, DecodeScratch, Decoder, LatticeHeader, MatrixHead
 use gosset_entropy::{STREAM_LEN, StreamIndex, rice};
 use gosset_lattice::{BitStrip, E8, LatticeKind};
 
-use super::decoded::{ExactRows, check_len, find, scale_bits, to_u32};
+use super::checks::{check_len, to_u32};
+use super::decoded::{ExactRows, find, scale_bits};
 use super::rice_planes::RiceScratch;
 use crate::error::CudaError;
 use crate::generated::modules::Module;

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use gosset_codec::{Decoder, LatticeHeader, MatrixHeader, Plane, SchemeHeader};
 use gosset_lattice::LatticeKind;
 
-use super::decoded::{ExactRows, check_len, scale_bits, to_u32};
+use super::checks::{check_len, to_u32};
+use super::decoded::{ExactRows, scale_bits};
 use super::rice::MAX_BATCH;
 use super::rice_layout::{GROUP_ROWS, MAX_K, PlaneLayout, table};
 use crate::error::CudaError;

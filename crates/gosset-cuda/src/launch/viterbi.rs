@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use gosset_trellis::shift::{Code, ShiftLayout, ShiftOrder, ShiftSpec, ShiftTrellis, TILE_SIDE};
 
+use super::checks::to_u32;
 use crate::error::CudaError;
 use crate::generated::modules::Module;
 use crate::generated::params::{ViterbiGainsParams, ViterbiParams};
@@ -137,10 +138,6 @@ fn table(trellis: &ShiftTrellis) -> Vec<u32> {
         table[at * SUFFIXES as usize + place] = u32::from(c[0] as i16 as u16) | u32::from(c[1] as i16 as u16) << 16;
     }
     table
-}
-
-fn to_u32(what: &'static str, n: usize) -> Result<u32, CudaError> {
-    u32::try_from(n).ok().filter(|&n| n < 1 << 31).ok_or_else(|| CudaError::shape(what, "below 2^31", n))
 }
 
 impl ViterbiEncoder {
