@@ -1,11 +1,12 @@
 //! Rice codes on a device: points equal those of the CPU, values to the bit, products within their bounds.
 
 use gosset_codec::{CodecSpec, DecodeScratch, EncodedMatrix, Plane, PlaneData, RotationSpec};
+use gosset_cuda::launch::ans::AnsMatrix;
 use gosset_cuda::launch::rice::RiceMatrix;
 use gosset_cuda::launch::rice_lanes::RiceLanes;
 use gosset_cuda::launch::rice_planes::{RicePlanes, RiceScratch};
 use gosset_cuda::launch::{PointType, ValueType};
-use gosset_cuda::{CudaError, Event, Gpu, Graph};
+use gosset_cuda::{CudaError, DevSliceMut, Event, Gpu, Graph, StreamRef};
 use gosset_transform::{Domain, RandomStream};
 use half::{bf16, f16};
 
@@ -60,7 +61,7 @@ pub(crate) fn encoded(codec: &str, rate: f64, rows: usize, cols: usize, outliers
 }
 
 /// Points and rotated values of the CPU.
-pub(crate) fn decoded(encoded: &EncodedMatrix) -> (Vec<i32>, Vec<f32>) {
+fn decoded(encoded: &EncodedMatrix) -> (Vec<i32>, Vec<f32>) {
     let decoder = encoded.decoder().unwrap();
     let (rows, n) = (decoder.rows(), decoder.rows() * decoder.cols());
     let (mut points, mut values) = (vec![0; n], vec![0.0; n]);
@@ -88,20 +89,57 @@ pub(crate) fn check_products(values: &[f32], cols: usize, x: &[f32], y: &[f32], 
     worst
 }
 
-fn check_points<T: PointType + TryFrom<i32> + PartialEq>(gpu: &Gpu, matrix: &RiceMatrix, points: &[i32], what: &str) {
+/// Matrices that decode on the device.
+pub(crate) trait Decodes {
+    fn points<T: PointType>(&self, gpu: &Gpu, stream: StreamRef<'_>, out: DevSliceMut<'_, T>) -> Result<(), CudaError>;
+    fn values<T: ValueType>(&self, gpu: &Gpu, stream: StreamRef<'_>, out: DevSliceMut<'_, T>) -> Result<(), CudaError>;
+    fn damaged(&self, gpu: &Gpu) -> Result<Option<usize>, CudaError>;
+}
+
+macro_rules! decodes {
+    ($($matrix:ty),*) => {
+        $(impl Decodes for $matrix {
+            fn points<T: PointType>(
+                &self,
+                gpu: &Gpu,
+                stream: StreamRef<'_>,
+                out: DevSliceMut<'_, T>,
+            ) -> Result<(), CudaError> {
+                self.decode_points(gpu, stream, out)
+            }
+
+            fn values<T: ValueType>(
+                &self,
+                gpu: &Gpu,
+                stream: StreamRef<'_>,
+                out: DevSliceMut<'_, T>,
+            ) -> Result<(), CudaError> {
+                self.decode(gpu, stream, out)
+            }
+
+            fn damaged(&self, gpu: &Gpu) -> Result<Option<usize>, CudaError> {
+                self.damaged_stream(gpu)
+            }
+        })*
+    };
+}
+
+decodes!(AnsMatrix, RiceMatrix);
+
+fn check_points<T: PointType + TryFrom<i32> + PartialEq>(gpu: &Gpu, matrix: &impl Decodes, points: &[i32], what: &str) {
     let stream = gpu.stream().unwrap();
     let mut out = gpu.alloc::<T>(points.len()).unwrap();
-    matrix.decode_points(gpu, stream.as_ref(), out.as_mut()).unwrap();
+    matrix.points(gpu, stream.as_ref(), out.as_mut()).unwrap();
     stream.synchronize().unwrap();
     let found = gpu.download(out.as_slice()).unwrap();
     let bad = found.iter().zip(points).position(|(&found, &point)| T::try_from(point).ok() != Some(found));
     assert_eq!(bad, None, "{what}: first wrong point");
-    assert_eq!(matrix.damaged_stream(gpu).unwrap(), None, "{what}");
+    assert_eq!(matrix.damaged(gpu).unwrap(), None, "{what}");
 }
 
 fn check_values<T: ValueType>(
     gpu: &Gpu,
-    matrix: &RiceMatrix,
+    matrix: &impl Decodes,
     values: &[f32],
     to_bits: fn(T) -> u32,
     round: fn(f32) -> T,
@@ -109,11 +147,40 @@ fn check_values<T: ValueType>(
 ) {
     let stream = gpu.stream().unwrap();
     let mut out = gpu.alloc::<T>(values.len()).unwrap();
-    matrix.decode(gpu, stream.as_ref(), out.as_mut()).unwrap();
+    matrix.values(gpu, stream.as_ref(), out.as_mut()).unwrap();
     stream.synchronize().unwrap();
     let found = gpu.download(out.as_slice()).unwrap();
     let bad = found.iter().zip(values).position(|(&found, &value)| to_bits(found) != to_bits(round(value)));
     assert_eq!(bad, None, "{what}: first wrong value");
+}
+
+/// Points in every type that they fit, and values in every type, equal those of the CPU.
+pub(crate) fn check_decoding(gpu: &Gpu, matrix: &impl Decodes, encoded: &EncodedMatrix, what: &str) {
+    let (points, values) = decoded(encoded);
+    check_points::<i32>(gpu, matrix, &points, what);
+    if points.iter().all(|&y| i16::try_from(y).is_ok()) {
+        check_points::<i16>(gpu, matrix, &points, what);
+    }
+    if points.iter().all(|&y| i8::try_from(y).is_ok()) {
+        check_points::<i8>(gpu, matrix, &points, what);
+    }
+    check_values::<f32>(gpu, matrix, &values, |v| (v + 0.0).to_bits(), |v| v, what);
+    check_values::<f16>(
+        gpu,
+        matrix,
+        &values,
+        |v| f16::from_f32(v.to_f32() + 0.0).to_bits().into(),
+        f16::from_f32,
+        what,
+    );
+    check_values::<bf16>(
+        gpu,
+        matrix,
+        &values,
+        |v| bf16::from_f32(v.to_f32() + 0.0).to_bits().into(),
+        bf16::from_f32,
+        what,
+    );
 }
 
 #[test]
@@ -124,32 +191,8 @@ fn streams_decode_to_the_points_of_the_cpu() {
             for (rate, outliers) in [(1.5, false), (4.0, true)] {
                 let what = format!("{codec}@{rate} {rows} x {cols} outliers {outliers}");
                 let encoded = encoded(codec, rate, rows, cols, outliers);
-                let (points, values) = decoded(&encoded);
                 let matrix = RiceMatrix::upload(&gpu, &encoded.header, &encoded.planes).unwrap();
-                check_points::<i32>(&gpu, &matrix, &points, &what);
-                if points.iter().all(|&y| i16::try_from(y).is_ok()) {
-                    check_points::<i16>(&gpu, &matrix, &points, &what);
-                }
-                if points.iter().all(|&y| i8::try_from(y).is_ok()) {
-                    check_points::<i8>(&gpu, &matrix, &points, &what);
-                }
-                check_values::<f32>(&gpu, &matrix, &values, |v| (v + 0.0).to_bits(), |v| v, &what);
-                check_values::<f16>(
-                    &gpu,
-                    &matrix,
-                    &values,
-                    |v| f16::from_f32(v.to_f32() + 0.0).to_bits().into(),
-                    f16::from_f32,
-                    &what,
-                );
-                check_values::<bf16>(
-                    &gpu,
-                    &matrix,
-                    &values,
-                    |v| bf16::from_f32(v.to_f32() + 0.0).to_bits().into(),
-                    bf16::from_f32,
-                    &what,
-                );
+                check_decoding(&gpu, &matrix, &encoded, &what);
             }
         }
     }
