@@ -6,6 +6,7 @@
 
 mod allocate;
 mod budget;
+mod calibration;
 mod dequantize;
 mod error;
 mod observer;
@@ -20,6 +21,7 @@ mod source;
 mod target;
 mod tie;
 
+pub use calibration::{Activations, CalibrationRecord, InputMoments};
 pub use dequantize::{DequantizeSummary, FloatDtype, RawDequantizer, check_dequantize_targets, dequantize};
 pub use error::{QuantizeError, SourceError};
 pub use observer::{Event, Observer, Silent};

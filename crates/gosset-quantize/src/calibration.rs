@@ -1,0 +1,73 @@
+//! What a quantizer may know about the activations of a model: one trait, so that any runtime can be the one that computes them.
+
+use std::sync::Arc;
+
+use gosset_unisvq::Hessian;
+use serde::{Deserialize, Serialize};
+
+use crate::error::QuantizeError;
+use crate::source::TensorInfo;
+
+/// What feeds one linear layer.
+#[derive(Debug, Clone)]
+pub struct InputMoments {
+    /// Second moments of the inputs that the layer will see: of the unquantized model, or of the quantized prefix.
+    pub hessian: Arc<Hessian>,
+    /// The mean of x x̂ᵀ, row-major `n` x `n`: unquantized inputs by inputs from the quantized prefix. `None` where the two are the same.
+    pub drift: Option<Arc<Vec<f64>>>,
+    /// Inputs that were zero in every token.
+    pub dead_inputs: u64,
+}
+
+/// Activations of a model, block by block.
+///
+/// A run asks for tensors in the order of [`order`](Activations::order), and tells each that is finished to
+/// [`replaced`](Activations::replaced) before it asks for the next.
+pub trait Activations: Send {
+    /// The indices of `tensors` in the order in which they are to be quantized: by layer, and within it as the data flow. Every index
+    /// occurs once; tensors that nothing is known about come where they stand.
+    fn order(&self, tensors: &[TensorInfo]) -> Vec<usize>;
+
+    /// What feeds the linear layer whose weight is `tensor`; `None` if it is no linear of a layer that calibration sees.
+    ///
+    /// # Errors
+    /// [`QuantizeError`] of the source, and values that are not finite, with the layer that made them.
+    fn moments(&mut self, tensor: &str) -> Result<Option<InputMoments>, QuantizeError>;
+
+    /// Takes note that `tensor` now is `values`, row-major. Called for every tensor that was quantized.
+    ///
+    /// # Errors
+    /// Those of [`Activations::moments`].
+    fn replaced(&mut self, tensor: &str, values: &[f32]) -> Result<(), QuantizeError> {
+        let _ = (tensor, values);
+        Ok(())
+    }
+
+    /// Whether inputs come from the quantized prefix, so that [`replaced`](Activations::replaced) needs values.
+    fn is_sequential(&self) -> bool {
+        false
+    }
+
+    /// What the recipe says about the calibration.
+    fn record(&self) -> CalibrationRecord;
+}
+
+/// What a recipe records of a calibration: enough to do it again, and to see that the text is another than that of an evaluation.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CalibrationRecord {
+    /// Name of the text: `built-in`, or the file or folder name without its path.
+    pub text: String,
+    /// SHA-256 of the text, lowercase hex.
+    pub text_sha256: String,
+    /// SHA-256 of the token ids that were used, little-endian u32.
+    pub tokens_sha256: String,
+    /// Tokens that were used.
+    pub tokens: u64,
+    /// Tokens of a sequence.
+    pub window: u64,
+    /// Seed that chose the sequences.
+    pub seed: u64,
+    /// Whether inputs come from the quantized prefix.
+    pub sequential: bool,
+}

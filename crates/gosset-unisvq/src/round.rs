@@ -1,0 +1,14 @@
+//! The seam between error feedback and whatever rounds: grids, lattices, trellises.
+
+/// A rounding rule for blocks of columns of a matrix.
+///
+/// Error feedback asks for one block of columns at a time, all rows at once, in the order in which it walks through the
+/// blocks; the rule may keep what it chose (points, states) and hand it out at the end.
+pub trait Round {
+    /// Writes to `out` the reconstruction that is chosen for `x`.
+    ///
+    /// Both are `[rows, d]`, row-major, `d` being the number of columns of block `block` (the last one may be narrower). `metric`,
+    /// `[d, d]` row-major and positive definite, weighs errors e as e M eᵀ; a rule that cannot use it ignores it, and without it
+    /// errors are Euclidean.
+    fn round(&mut self, block: usize, rows: usize, x: &[f32], metric: Option<&[f64]>, out: &mut [f32]);
+}
