@@ -2,6 +2,7 @@
 
 use core::fmt;
 
+use crate::hadamard_order::MAX_PALEY_ORDER;
 use crate::plan::{MAX_TILE, MAX_WIDTH};
 
 /// Why a tile plan was refused.
@@ -47,6 +48,20 @@ pub enum TransformError {
         /// The tile of the run before, in columns.
         previous: u32,
     },
+    /// No Hadamard matrix of this order is known here.
+    HadamardOrder {
+        /// Index of the order in the product.
+        index: usize,
+        /// The order found.
+        order: u32,
+    },
+    /// The orders of a product of Hadamard matrices do not multiply to the width.
+    HadamardProduct {
+        /// Their product, or the first partial product beyond the width.
+        product: u64,
+        /// Columns to cover.
+        width: usize,
+    },
     /// The runs do not add up to the width.
     RunSum {
         /// Columns covered by the runs.
@@ -69,6 +84,15 @@ impl fmt::Display for TransformError {
             Self::RunCount { run } => write!(f, "run {run}: count is 0, expected at least 1"),
             Self::RunOrder { run, tile, previous } => {
                 write!(f, "run {run}: tile is {tile}, expected less than {previous}, the tile of the run before")
+            }
+            Self::HadamardOrder { index, order } => {
+                write!(
+                    f,
+                    "factor {index}: order is {order}, expected a power of two from 2 or a Paley order up to {MAX_PALEY_ORDER}"
+                )
+            }
+            Self::HadamardProduct { product, width } => {
+                write!(f, "orders multiply to {product}, expected the width, {width}")
             }
             Self::RunSum { covered, width } => {
                 write!(f, "runs cover {covered} columns, expected the width, {width}")

@@ -10,7 +10,8 @@
 //! | [`Signs`] | the ±1 diagonal of a seed |
 //! | [`fwht`] | the unnormalised Walsh-Hadamard transform, in place |
 //! | [`TilePlan`] | how a row of any width is cut into power-of-two tiles, without padding |
-//! | [`Rht`] | the orthonormal transform of whole rows, and its inverse |
+//! | [`Rht`] | the orthonormal transform of rows, tile by tile, and its inverse |
+//! | [`Hadamard`] | the orthonormal transform across a whole row, for widths that are products of known orders |
 //!
 //! Results are bit-identical on every machine, whatever instruction set is used and however rows are grouped: every
 //! path adds in the same order, and a multiplication is never contracted with an addition. (The one exception is
@@ -44,6 +45,8 @@ extern crate std;
 mod arch;
 mod error;
 mod fwht;
+mod hadamard;
+mod hadamard_order;
 mod philox;
 mod plan;
 mod rht;
@@ -52,6 +55,8 @@ mod signs;
 pub use arch::Backend;
 pub use error::TransformError;
 pub use fwht::{fwht, fwht_scalar};
+pub use hadamard::Hadamard;
+pub use hadamard_order::MAX_PALEY_ORDER;
 pub use philox::{Domain, RandomStream, philox4x32_10};
 pub use plan::{DEFAULT_TILE, MAX_TILE, MAX_WIDTH, TilePlan, TileRun};
 pub use rht::Rht;
