@@ -11,4 +11,17 @@ pub trait Round {
     /// `[d, d]` row-major and positive definite, weighs errors e as e M eᵀ; a rule that cannot use it ignores it, and without it
     /// errors are Euclidean.
     fn round(&mut self, block: usize, rows: usize, x: &[f32], metric: Option<&[f64]>, out: &mut [f32]);
+
+    /// Sees a panel of columns before its blocks are rounded: `x` is `[rows, width]`, row-major, its first column is
+    /// `first_column`, and it holds the feedback of all columns behind the panel.
+    ///
+    /// A rule that adapts scales to what it is about to round, as GPTQ does for its groups, sets them here.
+    fn enter(&mut self, first_column: usize, rows: usize, x: &[f32]) {
+        let _ = (first_column, rows, x);
+    }
+
+    /// Whether [`enter`](Round::enter) does anything; panels are not prepared for rules that ignore them.
+    fn wants_panels(&self) -> bool {
+        false
+    }
 }
