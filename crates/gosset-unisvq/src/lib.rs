@@ -3,23 +3,33 @@
 
 mod block_ldl;
 mod damping;
+mod decoder;
 mod drift;
 mod error;
 mod feedback;
 mod hessian;
+mod incoherence;
 mod ldlq;
+mod matrix;
+mod pack;
 mod parallel;
 mod proxy;
 mod refine;
 mod round;
+mod spec;
 
 pub use block_ldl::{BlockLdl, block_ldl};
 pub use damping::{Damped, DampingMethod, DampingReport, DampingSpec};
+pub use decoder::UniSvqDecoder;
 pub use drift::drift_target;
 pub use error::UniSvqError;
 pub use feedback::{Feedback, FeedbackReport};
 pub use hessian::{CrossAccumulator, Hessian, HessianAccumulator};
+pub use incoherence::{Frame, FrameHeader};
 pub use ldlq::{LdlqOptions, ldlq, round_plain};
+pub use matrix::{AffineMap, UniSvqHeader, UniSvqMatrix};
+pub use pack::{pack_row, row_bytes, unpack_row, unpack_row_f32};
 pub use proxy::{proxy, relative_proxy};
 pub use refine::{RefineOptions, RefineReport, refine};
 pub use round::Round;
+pub use spec::{GridInit, Incoherence, UniSvq, UniSvqSpec};
