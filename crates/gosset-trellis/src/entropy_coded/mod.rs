@@ -35,7 +35,7 @@ mod viterbi;
 
 pub use code::{TrellisCode, point};
 pub use quantizer::{MAX_VALUE, Quantizer, class_index, index_class};
-pub use viterbi::{Scratch, encode};
+pub use viterbi::{Scratch, encode, encode_from};
 
 /// Paths that the values of a stream belong to in turn: value i to lane i mod 8.
 pub const LANES: usize = 8;

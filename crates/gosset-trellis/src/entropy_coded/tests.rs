@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::arch::Backend;
 use super::viterbi::encode_with;
-use super::{LANES, MAX_VALUE, Quantizer, Scratch, TrellisCode, encode, point};
+use super::{LANES, MAX_VALUE, Quantizer, Scratch, TrellisCode, encode, encode_from, point};
 
 /// A quantizer with a rate term, for points up to 2 * reach, made of simple exact numbers.
 fn sample_quantizer(shift: u32, reach: i32) -> Quantizer {
@@ -54,7 +54,7 @@ fn encoded(backend: Backend, code: TrellisCode, quantizer: &Quantizer, values: &
     // Dirty buffers, to show that they do not matter.
     let mut scratch = Scratch::default();
     encode(code, quantizer, &[1e6; 100], &mut [0; 100], &mut scratch).unwrap();
-    encode_with(backend, code, quantizer, values, &mut points, &mut scratch).unwrap();
+    encode_with(backend, code, quantizer, values, &mut points, &mut [0; LANES], &mut scratch).unwrap();
     points
 }
 
@@ -91,6 +91,29 @@ proptest! {
     }
 
     #[test]
+    fn pieces_that_start_where_the_last_ended_are_one_path(
+        pieces in prop::collection::vec(prop::collection::vec(-9.0f32..9.0, 0..40), 1..5),
+        n_states in prop::sample::select(TrellisCode::STATES.to_vec()),
+    ) {
+        let code = TrellisCode::with_states(n_states).unwrap();
+        let quantizer = sample_quantizer(0, 3);
+        let mut states = [0; LANES];
+        let mut lanes = vec![(Vec::new(), Vec::new()); LANES];
+        for values in &pieces {
+            let mut points = vec![0; values.len()];
+            encode_from(code, &quantizer, values, &mut points, &mut states, &mut Scratch::default()).unwrap();
+            for (i, (x, y)) in values.iter().zip(&points).enumerate() {
+                lanes[i % LANES].0.push(*x);
+                lanes[i % LANES].1.push(*y);
+            }
+        }
+        for ((values, points), end) in lanes.iter().zip(states) {
+            prop_assert!(path_cost(code, &quantizer, values, points).is_some());
+            prop_assert_eq!(points.iter().fold(0, |state, y| code.next(state, y >> 1)), end);
+        }
+    }
+
+    #[test]
     fn no_value_is_farther_from_its_point_than_the_trellis_makes_necessary(
         values in prop::collection::vec(-MAX_VALUE..MAX_VALUE, 1..60),
     ) {
@@ -115,6 +138,8 @@ fn values_that_are_no_numbers_or_too_large_are_refused() {
         let error = encode(code, &quantizer, &values, &mut [0; 2], &mut Scratch::default()).unwrap_err();
         assert!(error.to_string().starts_with("value in grid steps: expected -2^22 to 2^22"), "{error}");
     }
+    let error = encode_from(code, &quantizer, &[0.0], &mut [0], &mut [8; LANES], &mut Scratch::default()).unwrap_err();
+    assert_eq!(error.to_string(), "state: expected a state of the code, found 8");
     let error = encode(code, &quantizer, &[0.0; 3], &mut [0; 2], &mut Scratch::default()).unwrap_err();
     assert_eq!(error.to_string(), "points: expected 3 elements, found 2");
 }

@@ -35,7 +35,26 @@ pub fn encode(
     points: &mut [i32],
     scratch: &mut Scratch,
 ) -> Result<(), TrellisError> {
-    encode_with(Backend::detect(), code, quantizer, values, points, scratch)
+    encode_from(code, quantizer, values, points, &mut [0; LANES], scratch)
+}
+
+/// As [`encode`], but paths start in `states`, one per lane, which become those in which they end: what continues a stream whose
+/// values are not all known yet. A lane without a value keeps its state.
+///
+/// # Errors
+/// Those of [`encode`], and [`TrellisError::Parameter`] for a state that the code has not.
+pub fn encode_from(
+    code: TrellisCode,
+    quantizer: &Quantizer,
+    values: &[f32],
+    points: &mut [i32],
+    states: &mut [u32; LANES],
+    scratch: &mut Scratch,
+) -> Result<(), TrellisError> {
+    if let Some(&found) = states.iter().find(|&&state| state >= code.n_states()) {
+        return Err(TrellisError::Parameter { name: "state", expected: "a state of the code", found: found.into() });
+    }
+    encode_with(Backend::detect(), code, quantizer, values, points, states, scratch)
 }
 
 pub(super) fn encode_with(
@@ -44,6 +63,7 @@ pub(super) fn encode_with(
     quantizer: &Quantizer,
     values: &[f32],
     points: &mut [i32],
+    states: &mut [u32; LANES],
     scratch: &mut Scratch,
 ) -> Result<(), TrellisError> {
     if points.len() != values.len() {
@@ -61,14 +81,15 @@ pub(super) fn encode_with(
     scratch.decisions.resize(n_steps * n_states, 0);
     let whole_steps = values.len() / LANES;
     let last_lanes = values.len() % LANES;
-    let job =
-        Forward { quantizer, taps: code.taps().map(|t| t as usize), steps: &scratch.steps, whole_steps, last_lanes };
+    let taps = code.taps().map(|t| t as usize);
+    let starts = states.map(|state| state as usize);
+    let job = Forward { quantizer, taps, starts, steps: &scratch.steps, whole_steps, last_lanes };
     let ends = match n_states {
         8 => backend.forward::<8>(&job, &mut scratch.decisions),
         64 => backend.forward::<64>(&job, &mut scratch.decisions),
         _ => backend.forward::<256>(&job, &mut scratch.decisions),
     };
-    trace_back(code, quantizer, &scratch.steps, &scratch.decisions, ends, points);
+    trace_back(code, quantizer, &scratch.steps, &scratch.decisions, ends, points, states);
     Ok(())
 }
 
@@ -76,6 +97,8 @@ pub(super) fn encode_with(
 pub(super) struct Forward<'a> {
     pub quantizer: &'a Quantizer,
     pub taps: [usize; 2],
+    /// State of each lane before its first value.
+    pub starts: [usize; LANES],
     pub steps: &'a [[f32; LANES]],
     /// Steps in which every lane has a value; one more may follow, in which the first `last_lanes` have.
     pub whole_steps: usize,
@@ -100,7 +123,9 @@ pub(super) trait Simd: Copy {
 pub(super) fn forward<S: Simd, const N: usize>(simd: S, job: &Forward<'_>, decisions: &mut [u8]) -> [u32; LANES] {
     let [taps0, taps1] = job.taps;
     let mut before = [[UNREACHED; LANES]; N];
-    before[0] = [0.0; LANES];
+    for (lane, &start) in job.starts.iter().enumerate() {
+        before[start % N][lane] = 0.0;
+    }
     let mut after = [[0.0; LANES]; N];
     let (decisions, _) = decisions.as_chunks_mut::<N>();
     for (step, (x, decisions)) in job.steps.iter().zip(decisions).enumerate() {
@@ -142,7 +167,7 @@ pub(super) fn forward<S: Simd, const N: usize>(simd: S, job: &Forward<'_>, decis
     best
 }
 
-/// Follows the decisions back from the final states and writes the points.
+/// Follows the decisions back from the final states and writes the points, and the states after the last value of each lane.
 fn trace_back(
     code: TrellisCode,
     quantizer: &Quantizer,
@@ -150,7 +175,11 @@ fn trace_back(
     decisions: &[u8],
     mut states: [u32; LANES],
     points: &mut [i32],
+    ends: &mut [u32; LANES],
 ) {
+    let last_lanes = points.len() % LANES;
+    // Where the last step is not a whole one, lanes without a value end where that step begins.
+    *ends = states;
     let n_states = code.n_states() as usize;
     let [taps0, taps1] = code.taps();
     for (step, x) in steps.iter().enumerate().rev() {
@@ -166,5 +195,8 @@ fn trace_back(
         let points = &mut points[step * LANES..];
         let len = points.len().min(LANES);
         points[..len].copy_from_slice(&out[..len]);
+        if last_lanes > 0 && step + 1 == steps.len() {
+            ends[last_lanes..].copy_from_slice(&states[last_lanes..]);
+        }
     }
 }
