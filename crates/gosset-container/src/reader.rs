@@ -46,7 +46,7 @@ pub(crate) struct Slot {
     pub(crate) stored_name: String,
     /// Name within its owner.
     plane: String,
-    dtype: String,
+    pub(crate) dtype: String,
     /// Bytes within the file.
     range: Range<usize>,
     digest: Digest,
@@ -329,11 +329,11 @@ impl Container {
         Plane { name: slot.plane.as_str().into(), data: planes::from_le_bytes(dtype, self.bytes(slot)) }
     }
 
-    fn bytes(&self, slot: &Slot) -> &[u8] {
+    pub(crate) fn bytes(&self, slot: &Slot) -> &[u8] {
         &self.map[slot.range.clone()]
     }
 
-    fn index(&self, name: &str) -> Result<usize, ContainerError> {
+    pub(crate) fn index(&self, name: &str) -> Result<usize, ContainerError> {
         self.by_name.get(name).copied().ok_or_else(|| ContainerError::NoTensor {
             path: self.path.clone(),
             name: name.to_owned(),

@@ -14,6 +14,7 @@ use crate::header;
 use crate::manifest::{
     BlobEntry, ContainerKind, Digest, FormatVersion, GENERATOR, Manifest, PlaneEntry, Section, Storage, TensorEntry,
 };
+use crate::reader::Container;
 use crate::safetensors_header::dtype_bits;
 use crate::{file_kind, names, planes, temp_file};
 
@@ -195,6 +196,29 @@ impl Writer {
         let storage =
             Storage::Raw { dtype: dtype.to_owned(), shape: shape.to_vec(), reason: reason.to_owned(), xxh3: digest };
         self.tensors.push(TensorEntry { name: name.to_owned(), storage });
+        Ok(())
+    }
+
+    /// Adds the tensor `name` of another container as it is there, once its planes agree with their checksums.
+    ///
+    /// # Errors
+    /// [`ContainerError::NoTensor`] and [`ContainerError::PlaneChecksum`] of the other file, and those of the other ways to add a tensor.
+    pub fn copy_tensor(&mut self, from: &Container, name: &str) -> Result<(), ContainerError> {
+        let index = from.index(name)?;
+        let entry = &from.entries()[index];
+        let slots = from.slots_of_tensor(index);
+        slots.iter().try_for_each(|slot| from.check(slot))?;
+        self.claim("tensor", name)?;
+        for slot in slots {
+            let bytes = from.bytes(slot);
+            let element = dtype_bits(&slot.dtype).map_or(1, |bits| (bits / 8).max(1));
+            let shape = match &entry.storage {
+                Storage::Raw { dtype, shape, .. } => stored_as(dtype, shape, bytes.len() as u64).1,
+                _ => vec![bytes.len() as u64 / element],
+            };
+            self.add_slice(slot.stored_name.clone(), &slot.dtype, shape, bytes)?;
+        }
+        self.tensors.push(entry.clone());
         Ok(())
     }
 

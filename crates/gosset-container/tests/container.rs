@@ -110,6 +110,25 @@ fn the_same_content_gives_the_same_bytes() {
 }
 
 #[test]
+fn copied_tensors_give_the_same_bytes() {
+    let (dir, path) = sample();
+    let from = Container::open(&path).unwrap();
+    let copy = dir.path().join("copy.gosset");
+    let mut writer = Writer::create(&copy, false).unwrap();
+    for entry in from.entries() {
+        writer.copy_tensor(&from, &entry.name).unwrap();
+    }
+    assert!(matches!(writer.copy_tensor(&from, "absent"), Err(ContainerError::NoTensor { .. })));
+    for blob in &from.manifest().blobs {
+        writer.add_blob(&blob.name, from.blob(&blob.name).unwrap().unwrap()).unwrap();
+    }
+    let manifest = from.manifest();
+    let (kind, source, recipe) = (manifest.kind, manifest.source.clone(), manifest.recipe.clone());
+    writer.finish(ManifestInfo { kind, source, recipe }).unwrap();
+    assert_eq!(fs::read(&copy).unwrap(), fs::read(&path).unwrap());
+}
+
+#[test]
 fn other_safetensors_readers_see_every_plane() {
     let (_dir, path) = sample();
     let bytes = fs::read(&path).unwrap();
