@@ -9,7 +9,7 @@ use std::sync::Arc;
 use gosset_codec::DecodeScratch;
 use gosset_container::Container;
 use gosset_eval::{BosPolicy, CausalLm, EvalError, PplProtocol, PplResult, Scored, Tail, evaluate};
-use gosset_quantize::{FloatDtype, QuantizeError, QuantizeOptions, Report, Silent, dequantize, plan, run};
+use gosset_quantize::{FloatDtype, QuantizeError, QuantizeOptions, Report, RunOptions, Silent, dequantize, plan, run};
 use gosset_runtime::source::open_source;
 use gosset_runtime::{GenerateOptions, Generation, LanguageModel, LoadOptions, RuntimeError, generate};
 use gosset_tests::t0::{T0, T0Tensor, safetensors};
@@ -82,7 +82,7 @@ pub(crate) fn quantize(from: &Path, options: &QuantizeOptions, to: &Path) -> (Ar
 /// Quantizes the checkpoint at `from` into the file `to`, which must not exist.
 pub(crate) fn try_quantize(from: &Path, options: &QuantizeOptions, to: &Path) -> Result<Report, QuantizeError> {
     let source = open_source(from).unwrap();
-    run(&plan(&*source, options)?, &*source, to, false, &Silent)
+    run(&plan(&*source, options)?, &*source, None, to, &RunOptions::default(), &Silent)
 }
 
 /// All values of a coded tensor in its original basis.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use gosset_container::Container;
-use gosset_quantize::{Event, Observer, QuantizeError, SourceError, plan, run};
+use gosset_quantize::{Event, Observer, QuantizeError, RunOptions, SourceError, plan, run};
 use gosset_runtime::source::fixture::{TinyFamily, TinyModel};
 use gosset_runtime::source::open_source;
 use gosset_runtime::{LanguageModel, LoadOptions, RuntimeError};
@@ -61,7 +61,8 @@ fn c05_an_input_that_shrinks_during_the_run_is_an_io_error_and_leaves_no_file() 
         let source = open_source(&open).unwrap();
         let plan = plan(&*source, &e8(3.0)).unwrap();
         let cutter = Cutter { file: file.clone(), started: AtomicUsize::new(0) };
-        let error = run(&plan, &*source, &folder.path("out.gosset"), false, &cutter).unwrap_err();
+        let error =
+            run(&plan, &*source, None, &folder.path("out.gosset"), &RunOptions::default(), &cutter).unwrap_err();
         let QuantizeError::Source(source) = &error else { panic!("{error}") };
         let told = matches!(source, SourceError::Io { .. })
             || matches!(source, SourceError::Other { source: Some(e), .. } if matches!(e.downcast_ref(), Some(RuntimeError::Io { .. })));

@@ -15,7 +15,7 @@ use gosset_eval::{
     EvalReport, PplProtocol, PplRecord, Provenance, Rates, ReportRow, TokenStream, evaluate, join_rows, sha256_hex,
     sha256_ids, window_spans,
 };
-use gosset_quantize::{ModelSource, Plan, QuantizeError, QuantizeOptions, QuantizeTarget, plan, run as quantize};
+use gosset_quantize::{ModelSource, Plan, QuantizeError, QuantizeOptions, QuantizeTarget, RunOptions, plan, run as quantize};
 use gosset_runtime::{
     ComputeDevice, LanguageModel, LoadOptions, ModelConfig,
     source::{open_source, resolve_model},
@@ -239,7 +239,7 @@ impl<'a> Run<'a> {
         let begin = Instant::now();
         let plan = plan(source, &self.options(&target.codec, target.rate))?;
         let observer = self.progress.observer(&label, &self.interrupt);
-        match self.interrupt.while_writing(|| quantize(&plan, source, path, true, &observer)) {
+        match self.interrupt.while_writing(|| quantize(&plan, source, None, path, &RunOptions::replacing(), &observer)) {
             Ok(_) if self.interrupt.raised() => Err(Ended::Interrupted),
             Ok(_) => Ok(begin.elapsed().as_secs_f64()),
             Err(QuantizeError::Cancelled { .. }) => Err(Ended::Interrupted),

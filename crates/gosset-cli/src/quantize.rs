@@ -10,7 +10,7 @@ use clap::{ArgGroup, Args};
 use gosset_container::ContainerKind;
 use gosset_quantize::{
     Action, Allocation, Event, ModelSource, Observer, Override, OverrideAction, Plan, PlanItem, QuantizeOptions,
-    QuantizeTarget, Report,
+    QuantizeTarget, Report, RunOptions,
 };
 use serde_json::json;
 
@@ -192,7 +192,14 @@ pub(crate) fn run(args: &QuantizeArgs) -> Result<()> {
         progress: Progress::new(args.quiet, "quantizing", estimate.n_params),
     };
     let watch = interrupt::watch_slowly();
-    let report = gosset_quantize::run(&plan, source.as_ref(), out, args.force, &reporter)?;
+    let report = gosset_quantize::run(
+        &plan,
+        source.as_ref(),
+        None,
+        out,
+        &RunOptions { overwrite: args.force, ..RunOptions::default() },
+        &reporter,
+    )?;
     drop(watch);
     reporter.progress.finish();
     if args.json {
@@ -342,9 +349,9 @@ fn some_names(names: &[String]) -> String {
 /// What happens to a tensor: `quantize`, `keep` or `skip`, with codec or reason.
 fn describe(item: &PlanItem) -> (&'static str, String) {
     match &item.action {
-        Action::Quantize { spec, target_bps } => {
+        Action::Quantize { method, target_bps } => {
             // A chosen rate has as many digits as there are; three say enough.
-            ("quantize", format!("{}@{}", spec.name(), (target_bps * 1e3).round() / 1e3))
+            ("quantize", format!("{}@{}", method.name(), (target_bps * 1e3).round() / 1e3))
         }
         Action::Keep { reason, fallback: false } => ("keep", reason.clone()),
         Action::Keep { reason, .. } => ("keep", format!("fallback: {reason}")),

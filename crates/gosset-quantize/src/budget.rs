@@ -3,11 +3,12 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
-use gosset_codec::{CodecInfo, CodecSpec, EncodedMatrix, MatrixHeader, PlaneDtype};
+use gosset_codec::{CodecError, CodecSpec, EncodedMatrix, MatrixHeader, PlaneDtype};
 use gosset_container::{Forecast, ManifestInfo, PlaneForecast};
 
 use crate::allocate::{self, Demand, ErrorCurve};
 use crate::error::QuantizeError;
+use crate::method::{Method, MethodInfo};
 use crate::options::QuantizeOptions;
 use crate::source::TensorInfo;
 use crate::target::{Allocation, QuantizeTarget};
@@ -93,8 +94,8 @@ impl Sum {
 
 /// A tensor as the budget sees it.
 pub(crate) enum Planned<'a> {
-    /// Coded with this specification; `is_free` says that its rate is to be chosen.
-    Coded { tensor: &'a TensorInfo, spec: &'a CodecSpec, is_free: bool },
+    /// Quantized by this method; `is_free` says that its rate is to be chosen.
+    Coded { tensor: &'a TensorInfo, method: &'a Method, is_free: bool },
     /// Kept bit-exact for a reason.
     Kept { tensor: &'a TensorInfo, reason: &'a str },
     /// Left out.
@@ -114,7 +115,7 @@ pub(crate) struct Choice {
 /// [`QuantizeError::TargetRange`] if no rates meet the target, and those of the codec for widths that it cannot serve.
 pub(crate) fn choose(
     options: &QuantizeOptions,
-    codec: &CodecInfo,
+    codec: &MethodInfo,
     items: &[Planned<'_>],
     blobs: &[(&str, u64)],
     info: &ManifestInfo,
@@ -126,9 +127,9 @@ pub(crate) fn choose(
     }
     let mut free: Vec<Free<'_>> = Vec::new();
     for (index, item) in items.iter().enumerate() {
-        if let Planned::Coded { tensor, spec, is_free: true } = item {
+        if let Planned::Coded { tensor, method, is_free: true } = item {
             let demand = budget.demands[&index];
-            free.push(Free { index, tensor, spec, demand });
+            free.push(Free { index, tensor, method, demand });
         }
     }
     budget.check_reach(&mut chooser, &free)?;
@@ -140,7 +141,7 @@ pub(crate) fn choose(
 struct Free<'a> {
     index: usize,
     tensor: &'a TensorInfo,
-    spec: &'a CodecSpec,
+    method: &'a Method,
     demand: Demand,
 }
 
@@ -149,9 +150,9 @@ type Sample = (MatrixHeader, Vec<(String, PlaneDtype)>);
 
 /// Forecasts coded tensors: what a header and planes look like is taken from a matrix of one row.
 struct Chooser<'a> {
-    codec: &'a CodecInfo,
-    /// By codec and columns.
-    samples: HashMap<(&'static str, usize), Sample>,
+    codec: &'a MethodInfo,
+    /// By method and columns.
+    samples: HashMap<(String, usize), Sample>,
 }
 
 impl Chooser<'_> {
@@ -185,20 +186,20 @@ impl Chooser<'_> {
             QuantizeTarget::PayloadBps(_) => Limit::File(u64::MAX),
         };
         let snr_db = |rate: f64| {
-            let spec = CodecSpec::named(self.codec.name, rate).and_then(|spec| spec.check());
             // A shape without padding, so that the curve is that of the code alone.
-            spec.map_or(0.0, |codec| codec.estimate(4096, 4096).snr_db)
+            let method = Method::parse(&self.codec.name, rate);
+            method.ok().and_then(|method| method.estimate(4096, 4096).ok()).map_or(0.0, |e| e.snr_db)
         };
-        let curve = ErrorCurve::new(self.codec.min_bps, self.codec.max_bps, self.codec.rates, snr_db);
+        let curve = ErrorCurve::new(self.codec.min_bps, self.codec.max_bps, self.codec.rates.as_deref(), snr_db);
         let (parts, sum) = (vec![Part::default(); items.len()], Sum::default());
         let mut budget = Budget { limit, frame, parts, demands: HashMap::new(), curve, max_bytes, sum };
         for (index, item) in items.iter().enumerate() {
             let part = match item {
-                Planned::Coded { tensor, spec, is_free } => {
+                Planned::Coded { tensor, method, is_free } => {
                     if *is_free {
                         budget.demands.insert(index, demand(options, tensor));
                     }
-                    self.coded(tensor, spec, max_bytes)?
+                    self.coded(tensor, method, max_bytes)?
                 }
                 Planned::Kept { tensor: t, reason } => {
                     let forecast = Forecast::raw(&t.name, &t.dtype, &t.shape, t.n_bytes, reason, max_bytes);
@@ -215,21 +216,22 @@ impl Chooser<'_> {
         Ok(budget)
     }
 
-    /// A tensor to be coded as `spec` says.
-    fn coded(&mut self, t: &TensorInfo, spec: &CodecSpec, max_bytes: u64) -> Result<Part, QuantizeError> {
+    /// A tensor to be quantized by `method`.
+    fn coded(&mut self, t: &TensorInfo, method: &Method, max_bytes: u64) -> Result<Part, QuantizeError> {
         let of_codec = |source| QuantizeError::Codec { tensor: t.name.clone(), source };
         let (rows, cols) = t.rows_cols();
-        let codec = spec.check().map_err(of_codec)?;
+        let bytes = method.estimate(rows, cols).map_err(of_codec)?.bytes;
+        let (Method::Codec(spec) | Method::Feedback(spec)) = method else {
+            let forecast = Forecast::raw(&t.name, "U8", &[bytes as usize], bytes, "unisvq", max_bytes);
+            return Ok(Part { forecast, is_coded: true });
+        };
         // The header does not depend on the rate but for the digits of its numbers.
-        let key = (spec.name(), cols);
-        if let Entry::Vacant(entry) = self.samples.entry(key) {
-            let encoded = codec.encode_owned(sample_row(cols), 1, cols).map_err(of_codec)?;
-            let planes = encoded.planes.iter().map(|p| (p.name.to_string(), p.data.dtype())).collect();
-            entry.insert((encoded.header, planes));
+        let key = (method.name(), cols);
+        if let Entry::Vacant(entry) = self.samples.entry(key.clone()) {
+            entry.insert(sample(spec, cols).map_err(of_codec)?);
         }
         let (header, planes) = &self.samples[&key];
         let header = MatrixHeader { rows: rows as u64, ..header.clone() };
-        let bytes = codec.estimate(rows, cols).rate.total_bits().div_ceil(8);
         // Lengths are bounded by that of all planes in bytes.
         let planes: Vec<_> =
             planes.iter().map(|(name, dtype)| PlaneForecast { name, dtype: *dtype, len: bytes }).collect();
@@ -240,8 +242,24 @@ impl Chooser<'_> {
     }
 
     fn coded_at(&mut self, free: &Free<'_>, rate: f64, max_bytes: u64) -> Result<Part, QuantizeError> {
-        self.coded(free.tensor, &crate::plan::at_payload(free.spec, rate), max_bytes)
+        self.coded(free.tensor, &free.method.at_payload(rate), max_bytes)
     }
+}
+
+/// What header and planes of a codec look like, from a matrix of one row.
+fn sample(spec: &CodecSpec, cols: usize) -> Result<Sample, CodecError> {
+    let encoded = spec.check()?.encode_owned(sample_row(cols), 1, cols)?;
+    let planes = encoded.planes.iter().map(|p| (p.name.to_string(), p.data.dtype())).collect();
+    Ok((encoded.header, planes))
+}
+
+/// What an encoded matrix takes as tensor `t` of a file of at most `max_bytes`.
+pub(crate) fn forecast_of(t: &TensorInfo, encoded: &EncodedMatrix, max_bytes: u64) -> Forecast {
+    let plane = |p: &gosset_codec::Plane<'_>| (p.name.to_string(), p.data.dtype(), p.data.len() as u64);
+    let planes: Vec<_> = encoded.planes.iter().map(plane).collect();
+    let planes: Vec<_> =
+        planes.iter().map(|(name, dtype, len)| PlaneForecast { name, dtype: *dtype, len: *len }).collect();
+    Forecast::coded(&t.name, &t.dtype, &encoded.header, &planes, max_bytes)
 }
 
 impl Budget {
@@ -296,7 +314,7 @@ impl Budget {
         if (floor..=ceiling).contains(&self.limit_bytes()) {
             return Ok(());
         }
-        let codec = chooser.codec.name.to_owned();
+        let codec = chooser.codec.name.clone();
         Err(match self.limit {
             Limit::File(bytes) => {
                 let [asked, floor, ceiling] = [bytes, floor, ceiling].map(|n| n as f64);
@@ -390,23 +408,16 @@ impl Pace {
         (planned + delta).clamp(curve.min(), curve.max())
     }
 
-    /// Takes note of an encoded tensor, or tells the lower payload with which to encode it again.
+    /// Bytes that no container of the plan has.
+    pub(crate) fn max_bytes(&self) -> u64 {
+        self.budget.max_bytes
+    }
+
+    /// Takes note of a tensor that was quantized, or tells the lower payload with which to encode it again.
     ///
     /// A tensor may take more than it should as long as those to come can make up for it: hundredths of a bit for each of their
     /// weights. The last one has to fit.
-    pub(crate) fn take(
-        &mut self,
-        index: usize,
-        t: &TensorInfo,
-        encoded: &EncodedMatrix,
-        rate: f64,
-        is_last_try: bool,
-    ) -> Option<f64> {
-        let plane = |p: &gosset_codec::Plane<'_>| (p.name.to_string(), p.data.dtype(), p.data.len() as u64);
-        let planes: Vec<_> = encoded.planes.iter().map(plane).collect();
-        let planes: Vec<_> =
-            planes.iter().map(|(name, dtype, len)| PlaneForecast { name, dtype: *dtype, len: *len }).collect();
-        let forecast = Forecast::coded(&t.name, &t.dtype, &encoded.header, &planes, self.budget.max_bytes);
+    pub(crate) fn take(&mut self, index: usize, forecast: Forecast, rate: f64, is_last_try: bool) -> Option<f64> {
         let demand = self.budget.demands.get(&index).copied();
         self.budget.replace(index, Part { forecast, is_coded: true });
         let demand = demand?;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gosset_unisvq::Hessian;
+use gosset_unisvq::{Hessian, UniSvqMatrix};
 use serde::{Deserialize, Serialize};
 
 use crate::error::QuantizeError;
@@ -21,8 +21,9 @@ pub struct InputMoments {
 
 /// Activations of a model, block by block.
 ///
-/// A run asks for tensors in the order of [`order`](Activations::order), and tells each that is finished to
-/// [`replaced`](Activations::replaced) before it asks for the next.
+/// A run asks for tensors in the order of [`order`](Activations::order), and, if the source asks for that or the run tunes, tells each
+/// that is finished to [`replaced`](Activations::replaced) before it asks for the next. A run that is taken up again does not ask for
+/// the moments of tensors that were finished before; it tells what became of them and goes on from there.
 pub trait Activations: Send {
     /// The indices of `tensors` in the order in which they are to be quantized: by layer, and within it as the data flow. Every index
     /// occurs once; tensors that nothing is known about come where they stand.
@@ -34,13 +35,27 @@ pub trait Activations: Send {
     /// [`QuantizeError`] of the source, and values that are not finite, with the layer that made them.
     fn moments(&mut self, tensor: &str) -> Result<Option<InputMoments>, QuantizeError>;
 
-    /// Takes note that `tensor` now is `values`, row-major. Called for every tensor that was quantized.
+    /// Takes note that `tensor` now is `values`, row-major.
+    ///
+    /// Called for every tensor that was quantized if [`is_sequential`](Activations::is_sequential) or if the run tunes blocks. After
+    /// [`tune`](Activations::tune) it is called again for what that changed, norms included.
     ///
     /// # Errors
     /// Those of [`Activations::moments`].
     fn replaced(&mut self, tensor: &str, values: &[f32]) -> Result<(), QuantizeError> {
         let _ = (tensor, values);
         Ok(())
+    }
+
+    /// Tunes the quantized matrices of one block, codes aside, to the outputs of the unquantized block: called in runs that tune, after the
+    /// last matrix of a block, with all of its matrices that were quantized from moments. `None` if nothing was gained; the matrices are
+    /// as they were then.
+    ///
+    /// # Errors
+    /// Those of [`Activations::moments`].
+    fn tune(&mut self, block: &mut [(&str, &mut UniSvqMatrix)]) -> Result<Option<TunedBlock>, QuantizeError> {
+        let _ = block;
+        Ok(None)
     }
 
     /// Whether inputs come from the quantized prefix, so that [`replaced`](Activations::replaced) needs values.
@@ -50,6 +65,26 @@ pub trait Activations: Send {
 
     /// What the recipe says about the calibration.
     fn record(&self) -> CalibrationRecord;
+}
+
+/// What tuning a block changed besides its matrices.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TunedBlock {
+    /// Norms by tensor name, with their new values.
+    pub norms: Vec<(String, Vec<f32>)>,
+    /// What it gained.
+    pub report: TuneReport,
+}
+
+/// What tuning a block gained. Losses are mean squared errors of the outputs of the block on held-out sequences.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct TuneReport {
+    /// Loss of the quantized block before.
+    pub loss_before: f64,
+    /// Loss of what was kept.
+    pub loss_after: f64,
+    /// Epochs that were done.
+    pub epochs: u32,
 }
 
 /// What a recipe records of a calibration: enough to do it again, and to see that the text is another than that of an evaluation.

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use gosset_codec::CodecError;
 use gosset_container::ContainerError;
 use gosset_container::safetensors_header::HeaderProblem;
+use gosset_unisvq::UniSvqError;
 use thiserror::Error;
 
 /// Why a checkpoint cannot be read.
@@ -235,6 +236,94 @@ pub enum QuantizeError {
         /// The codec's reason.
         source: CodecError,
     },
+    /// The affine grid refuses one tensor, or what is known of its inputs.
+    #[error("tensor {tensor:?}: {source}")]
+    UniSvq {
+        /// The tensor.
+        tensor: String,
+        /// The reason.
+        source: UniSvqError,
+    },
+    /// No method has that name.
+    #[error(
+        "unknown method `{name}`, expected one of the codecs {codecs}, each with or without +feedback, or unisvq with its variants"
+    )]
+    UnknownMethod {
+        /// The name found.
+        name: String,
+        /// The codecs there are.
+        codecs: String,
+    },
+    /// The method cannot be asked for that rate.
+    #[error("{method} cannot reach {asked} bits per weight, expected {expected}")]
+    MethodRate {
+        /// The method.
+        method: String,
+        /// The rate found.
+        asked: f64,
+        /// What it can be asked for.
+        expected: String,
+    },
+    /// The method needs the activations of the model and got none.
+    #[error(
+        "{method} needs the inputs of the layers: expected activations from a calibration text, found none; calibrate, or choose a method without calibration such as {instead}"
+    )]
+    NeedsCalibration {
+        /// The method.
+        method: String,
+        /// One that does without.
+        instead: String,
+    },
+    /// The options ask for another calibration than the one at hand.
+    #[error("calibration: expected {expected}, found {found}")]
+    CalibrationDiffers {
+        /// What the options say.
+        expected: String,
+        /// What the activations say.
+        found: String,
+    },
+    /// The activations of the model could not be computed; the message is complete.
+    #[error("{message}")]
+    Activations {
+        /// What, expected, found and where.
+        message: String,
+        /// The cause, if it is an error value.
+        source: Option<Box<dyn std::error::Error + Send + Sync>>,
+    },
+    /// Another run works on the same output.
+    #[error("{}: another run is working here ({holder}); wait for it, or choose another output", path.display())]
+    Locked {
+        /// The work folder.
+        path: PathBuf,
+        /// What the other one says about itself.
+        holder: String,
+    },
+    /// The unfinished run that is there is another one.
+    #[error("{}: holds an unfinished run of another job: {}", path.display(), differences.join("; "))]
+    OtherJob {
+        /// The work folder.
+        path: PathBuf,
+        /// What differs: the thing, what the folder says, what was asked for.
+        differences: Vec<String>,
+    },
+    /// The work folder is not as a run leaves it.
+    #[error("{}: {reason}", path.display())]
+    WorkFolder {
+        /// The file or folder.
+        path: PathBuf,
+        /// Expected and found.
+        reason: String,
+    },
+    /// The observer asked to stop; what is finished was kept.
+    #[error("stopped after {done} of {total} tensors, which are kept in {}", work.display())]
+    Paused {
+        /// Tensors that were finished.
+        done: usize,
+        /// Tensors planned.
+        total: usize,
+        /// The work folder.
+        work: PathBuf,
+    },
     /// The recipe of a container cannot be read as options.
     #[error("recipe: {reason}")]
     Recipe {
@@ -416,4 +505,12 @@ pub enum QuantizeError {
         /// Tensors planned.
         total: usize,
     },
+}
+
+impl QuantizeError {
+    /// Wraps the error of a runtime that computes activations.
+    pub fn activations(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+        let source = error.into();
+        QuantizeError::Activations { message: source.to_string(), source: Some(source) }
+    }
 }

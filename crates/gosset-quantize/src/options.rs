@@ -5,6 +5,7 @@ use serde_json::Value;
 
 use gosset_container::GENERATOR;
 
+use crate::calibration::CalibrationRecord;
 use crate::error::QuantizeError;
 use crate::target::{Allocation, QuantizeTarget};
 
@@ -12,7 +13,7 @@ use crate::target::{Allocation, QuantizeTarget};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct QuantizeOptions {
-    /// Codec name, for instance `e8-rice`.
+    /// Name of the method, for instance `e8-rice` or `e8+feedback`: see [`methods`](crate::methods).
     pub codec: String,
     /// What fixes the rates.
     #[serde(rename = "rate")]
@@ -35,6 +36,9 @@ pub struct QuantizeOptions {
     pub strict: bool,
     /// Whether the output head shares the embedding table; `None` follows `config.json`.
     pub tie: Option<bool>,
+    /// The calibration of a method that needs one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub calibration: Option<CalibrationRecord>,
 }
 
 /// An exception for the tensors whose name matches a pattern.
@@ -87,6 +91,7 @@ impl QuantizeOptions {
             overrides: Vec::new(),
             strict: false,
             tie: None,
+            calibration: None,
         }
     }
 

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use gosset_codec::{CodecError, CodecInfo, CodecSpec, RateTarget, RotationSpec, codecs};
 use gosset_container::{ContainerKind, ManifestInfo};
 use serde_json::{Value, json};
 
 use crate::budget::{self, Budget, Choice, Planned};
 use crate::error::{QuantizeError, SourceError};
+use crate::method::{Method, MethodInfo};
 use crate::options::{OverrideAction, QuantizeOptions};
 use crate::policy::{OUTPUT_HEAD, Role, TOKEN_EMBEDDINGS, role};
 use crate::source::{ModelSource, SourceInfo, TensorInfo};
@@ -56,8 +56,8 @@ pub struct PlanItem {
 pub enum Action {
     /// It is coded.
     Quantize {
-        /// With this codec.
-        spec: CodecSpec,
+        /// How, and with which rate.
+        method: Method,
         /// Payload target in bits per weight.
         target_bps: f64,
     },
@@ -99,18 +99,13 @@ pub struct PlanEstimate {
 /// Everything that can be refused without looking at weights is refused here: unknown codecs and unreachable rates, overrides that
 /// match nothing or ask for the impossible, tensors that stay wider in strict mode, contradictory tie settings.
 pub fn plan(source: &dyn ModelSource, options: &QuantizeOptions) -> Result<Plan, QuantizeError> {
-    let spec_at = |rate: f64| -> Result<CodecSpec, QuantizeError> {
-        let mut spec = CodecSpec::named(&options.codec, rate).map_err(QuantizeError::Options)?;
-        spec.rotation = RotationSpec::Rht { tile: options.tile, seed: options.seed };
-        spec.check().map_err(QuantizeError::Options)?;
-        Ok(spec)
-    };
-    let codec = codec_info(&options.codec)?;
+    let method_at = |rate: f64| Method::parse(&options.codec, rate)?.in_frame(options.tile, options.seed);
+    let codec = Method::info(&options.codec)?;
     // Where the target is no payload, the rate of a tensor is chosen below; this one holds its place.
     let default_bps = options.payload_bps().unwrap_or(codec.min_bps);
-    let default = spec_at(default_bps)?;
+    let default = method_at(default_bps)?;
     check_weights(source.tensors(), options)?;
-    let embeddings = options.embeddings.map(|rate| spec_at(rate).map(|spec| (spec, rate))).transpose()?;
+    let embeddings = options.embeddings.map(|rate| method_at(rate).map(|method| (method, rate))).transpose()?;
 
     let info = source.info().clone();
     let is_model = info.architecture.is_some();
@@ -132,9 +127,9 @@ pub fn plan(source: &dyn ModelSource, options: &QuantizeOptions) -> Result<Plan,
         let role = role(tensor, is_model);
         let keep = |reason: &str, fallback| Action::Keep { reason: reason.to_owned(), fallback };
         let mut action = match role {
-            Role::Linear | Role::Matrix => Action::Quantize { spec: default.clone(), target_bps: default_bps },
+            Role::Linear | Role::Matrix => Action::Quantize { method: default.clone(), target_bps: default_bps },
             Role::Embedding | Role::Head => match &embeddings {
-                Some((spec, rate)) => Action::Quantize { spec: spec.clone(), target_bps: *rate },
+                Some((method, rate)) => Action::Quantize { method: method.clone(), target_bps: *rate },
                 None if role == Role::Head => keep("output head", false),
                 None if tie.is_some_and(TieDecision::is_tied) && tensor.name == TOKEN_EMBEDDINGS => {
                     keep("embeddings shared with the output head", false)
@@ -160,8 +155,8 @@ pub fn plan(source: &dyn ModelSource, options: &QuantizeOptions) -> Result<Plan,
                 OverrideAction::Keep => keep("override", false),
                 OverrideAction::Rate(rate) => {
                     check_codable(tensor).map_err(impossible)?;
-                    let spec = spec_at(rate).map_err(|e| impossible(e.to_string()))?;
-                    Action::Quantize { spec, target_bps: rate }
+                    let method = method_at(rate).map_err(|e| impossible(e.to_string()))?;
+                    Action::Quantize { method, target_bps: rate }
                 }
             };
         }
@@ -200,7 +195,7 @@ pub fn plan(source: &dyn ModelSource, options: &QuantizeOptions) -> Result<Plan,
         patched_config,
         budget: None,
     };
-    choose_rates(&mut plan, source, codec, &free)?;
+    choose_rates(&mut plan, source, &codec, &free)?;
     Ok(plan)
 }
 
@@ -208,7 +203,7 @@ pub fn plan(source: &dyn ModelSource, options: &QuantizeOptions) -> Result<Plan,
 fn choose_rates(
     plan: &mut Plan,
     source: &dyn ModelSource,
-    codec: &CodecInfo,
+    codec: &MethodInfo,
     free: &[bool],
 ) -> Result<(), QuantizeError> {
     let planned: Vec<Planned<'_>> = plan
@@ -216,7 +211,7 @@ fn choose_rates(
         .iter()
         .zip(free)
         .map(|(item, &is_free)| match &item.action {
-            Action::Quantize { spec, .. } => Planned::Coded { tensor: &item.tensor, spec, is_free },
+            Action::Quantize { method, .. } => Planned::Coded { tensor: &item.tensor, method, is_free },
             Action::Keep { reason, .. } => Planned::Kept { tensor: &item.tensor, reason },
             Action::Skip { .. } => Planned::Skipped,
         })
@@ -227,23 +222,13 @@ fn choose_rates(
     let Choice { budget, rates } = budget::choose(&plan.options, codec, &planned, &blobs, &plan.manifest_info())?;
     for (index, rate) in rates {
         let old = &plan.items[index];
-        if let Action::Quantize { spec, .. } = &old.action {
-            let action = Action::Quantize { spec: at_payload(spec, rate), target_bps: rate };
+        if let Action::Quantize { method, .. } = &old.action {
+            let action = Action::Quantize { method: method.at_payload(rate), target_bps: rate };
             plan.items[index] = item(old.index, &old.tensor, action)?;
         }
     }
     plan.budget = Some(budget);
     Ok(())
-}
-
-fn codec_info(name: &str) -> Result<&'static CodecInfo, QuantizeError> {
-    let unknown = || QuantizeError::Options(CodecError::UnknownCodec { name: name.to_owned() });
-    codecs().iter().find(|c| c.name == name).ok_or_else(unknown)
-}
-
-/// The specification with another payload.
-pub(crate) fn at_payload(spec: &CodecSpec, payload_bps: f64) -> CodecSpec {
-    CodecSpec { target: RateTarget::PayloadBps(payload_bps), ..spec.clone() }
 }
 
 /// Refuses weights that are none or that no tensor has.
@@ -314,11 +299,11 @@ impl Plan {
 
 fn item(index: usize, tensor: &TensorInfo, action: Action) -> Result<PlanItem, QuantizeError> {
     let (estimated_bytes, estimated_snr_db) = match &action {
-        Action::Quantize { spec, .. } => {
+        Action::Quantize { method, .. } => {
             let (rows, cols) = tensor.rows_cols();
-            let codec = spec.check().map_err(|source| QuantizeError::Codec { tensor: tensor.name.clone(), source })?;
-            let estimate = codec.estimate(rows, cols);
-            (estimate.rate.total_bits() / 8, Some(estimate.snr_db))
+            let of_codec = |source| QuantizeError::Codec { tensor: tensor.name.clone(), source };
+            let estimate = method.estimate(rows, cols).map_err(of_codec)?;
+            (estimate.bytes, Some(estimate.snr_db))
         }
         Action::Keep { .. } => (tensor.n_bytes, None),
         Action::Skip { .. } => (0, None),

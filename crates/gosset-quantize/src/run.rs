@@ -4,14 +4,16 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use gosset_codec::{CodecSpec, DecodeScratch, Decoder, EncodedMatrix};
+use gosset_codec::{DecodeScratch, Decoder, EncodedMatrix};
 use gosset_container::{Container, Ledger, Writer};
 use rayon::prelude::*;
 
-use crate::budget::{Pace, weight};
+use crate::budget::{Pace, forecast_of, weight};
+use crate::calibration::Activations;
 use crate::error::{QuantizeError, SourceError};
+use crate::method::Method;
 use crate::observer::{Event, Observer};
-use crate::plan::{Action, Plan, PlanItem, at_payload};
+use crate::plan::{Action, Plan, PlanItem};
 use crate::policy::is_float;
 use crate::report::{Report, TensorReport, group_fallbacks};
 use crate::scan::{self, BLOCK_VALUES};
@@ -22,6 +24,24 @@ use crate::source::ModelSource;
 struct Energy {
     signal: f64,
     noise: f64,
+}
+
+/// How a run treats files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RunOptions {
+    /// Whether an existing output is replaced.
+    pub overwrite: bool,
+    /// Whether an unfinished run of the same output is thrown away instead of taken up.
+    pub restart: bool,
+    /// Whether a run without calibration keeps what is finished, to be taken up after an interruption; calibrated runs always do.
+    pub resumable: bool,
+}
+
+impl RunOptions {
+    /// An existing output is replaced; otherwise the defaults.
+    pub fn replacing() -> Self {
+        RunOptions { overwrite: true, ..Self::default() }
+    }
 }
 
 /// Quantizes `source` as `plan` says into one container at `out`.
@@ -37,12 +57,14 @@ struct Energy {
 pub fn run(
     plan: &Plan,
     source: &dyn ModelSource,
+    activations: Option<&mut dyn Activations>,
     out: &Path,
-    overwrite: bool,
+    options: &RunOptions,
     observer: &dyn Observer,
 ) -> Result<Report, QuantizeError> {
+    let _ = activations;
     refuse_input_as_output(source, out)?;
-    let mut writer = Writer::create(out, overwrite)?;
+    let mut writer = Writer::create(out, options.overwrite)?;
     let mut warnings = plan.warnings.clone();
     warnings.iter().for_each(|message| observer.event(&Event::Warning { message }));
     scan_all(plan, source, observer, &mut warnings)?;
@@ -155,9 +177,9 @@ fn store(
 ) -> Result<Measured, QuantizeError> {
     let t = &item.tensor;
     match &item.action {
-        Action::Quantize { spec, target_bps } => {
+        Action::Quantize { method, target_bps } => {
             let of_codec = |source| QuantizeError::Codec { tensor: t.name.clone(), source };
-            let (matrix, asked_bps) = encode(item, index, spec, *target_bps, source, pace)?;
+            let (matrix, asked_bps) = encode(item, index, method, *target_bps, source, pace)?;
             let decoder = matrix.decoder().map_err(of_codec)?;
             let energy = measure(source, item, &decoder)?;
             let exact_rows = decoder.n_exact_rows() as u64;
@@ -179,7 +201,7 @@ fn store(
 fn encode(
     item: &PlanItem,
     index: usize,
-    spec: &CodecSpec,
+    method: &Method,
     planned_bps: f64,
     source: &dyn ModelSource,
     mut pace: Option<&mut Pace>,
@@ -191,11 +213,17 @@ fn encode(
     let mut asked = pace.as_ref().map_or(planned_bps, |pace| pace.rate(index, planned_bps));
     for tries in 1.. {
         let data = read_all(source, item.index, rows, cols)?;
-        let codec = if asked == planned_bps { spec.check() } else { at_payload(spec, asked).check() };
+        let Method::Codec(spec) = (if asked == planned_bps { method.clone() } else { method.at_payload(asked) }) else {
+            return Err(QuantizeError::NeedsCalibration { method: method.name(), instead: "e8".to_owned() });
+        };
+        let codec = spec.check();
         let encoded = codec
             .and_then(|codec| codec.encode_owned(data, rows, cols))
             .map_err(|source| QuantizeError::Codec { tensor: t.name.clone(), source })?;
-        match pace.as_mut().and_then(|pace| pace.take(index, t, &encoded, asked, tries == MAX_TRIES)) {
+        match pace
+            .as_mut()
+            .and_then(|pace| pace.take(index, forecast_of(t, &encoded, pace.max_bytes()), asked, tries == MAX_TRIES))
+        {
             Some(lower) => asked = lower,
             None => return Ok((encoded, asked)),
         }

@@ -10,7 +10,8 @@ use gosset_codec::DecodeScratch;
 use gosset_container::{Container, ContainerKind, Storage};
 use gosset_quantize::{
     Action, Event, FloatDtype, ModelSource, Observer, Override, Plan, QuantizeError, QuantizeOptions, QuantizeTarget,
-    Report, SafetensorsSource, Silent, SourceError, TieDecision, check_dequantize_targets, dequantize, plan, run,
+    Report, RunOptions, SafetensorsSource, Silent, SourceError, TieDecision, check_dequantize_targets, dequantize,
+    plan, run,
 };
 use gosset_tests::t0::{Dtype, T0, safetensors};
 use tempfile::TempDir;
@@ -43,7 +44,7 @@ impl Case {
     }
 
     fn quantize(&self, options: &QuantizeOptions) -> Result<Report, QuantizeError> {
-        run(&plan(&self.source, options)?, &self.source, &self.out(), true, &Silent)
+        run(&plan(&self.source, options)?, &self.source, None, &self.out(), &RunOptions::replacing(), &Silent)
     }
 
     fn plan(&self, options: &QuantizeOptions) -> Result<Plan, QuantizeError> {
@@ -461,16 +462,19 @@ fn the_output_never_hits_the_input() {
     let input = case.dir.path().join("in");
     let before = fs::read(input.join("model.safetensors")).unwrap();
     for out in [input.join("model.safetensors"), input.join("new.gosset"), input.join("../in/x")] {
-        let error = run(&p, &case.source, &out, true, &Silent).unwrap_err();
+        let error = run(&p, &case.source, None, &out, &RunOptions::replacing(), &Silent).unwrap_err();
         assert!(matches!(error, QuantizeError::OutputIsInput { .. }), "{error}");
     }
     assert_eq!(fs::read(input.join("model.safetensors")).unwrap(), before);
     let bare = Case::matrix(8, 64, &[0.5; 512]);
     let p = bare.plan(&e8(3.0)).unwrap();
     let same = bare.dir.path().join("w.safetensors");
-    assert!(matches!(run(&p, &bare.source, &same, true, &Silent), Err(QuantizeError::OutputIsInput { .. })));
+    assert!(matches!(
+        run(&p, &bare.source, None, &same, &RunOptions::replacing(), &Silent),
+        Err(QuantizeError::OutputIsInput { .. })
+    ));
     // Beside a bare file is fine.
-    run(&p, &bare.source, &bare.out(), false, &Silent).unwrap();
+    run(&p, &bare.source, None, &bare.out(), &RunOptions::default(), &Silent).unwrap();
 }
 
 struct StopAfter {
@@ -495,7 +499,7 @@ fn a_cancelled_run_leaves_nothing() {
     let p = case.plan(&e8(3.0)).unwrap();
     for n in [0, 1, 7, 20] {
         let stop = StopAfter { left: AtomicUsize::new(n) };
-        let error = run(&p, &case.source, &case.out(), false, &stop).unwrap_err();
+        let error = run(&p, &case.source, None, &case.out(), &RunOptions::default(), &stop).unwrap_err();
         assert!(matches!(error, QuantizeError::Cancelled { done, total: 20 } if done == n), "{error}");
         assert_eq!(case.leftovers(), 0);
     }
@@ -592,7 +596,7 @@ fn pipes_are_neither_read_nor_replaced() {
     fifo(&pipe);
     refused(&pipe);
     let p = case.plan(&e8(3.0)).unwrap();
-    let error = run(&p, &case.source, &pipe, true, &Silent).unwrap_err();
+    let error = run(&p, &case.source, None, &pipe, &RunOptions::replacing(), &Silent).unwrap_err();
     assert!(error.to_string().ends_with("not a regular file"), "{error}");
     for name in ["config.json", "model.safetensors"] {
         let file = case.dir.path().join("in").join(name);

@@ -7,7 +7,7 @@ use std::fs;
 use gosset_container::Container;
 use gosset_quantize::{
     Action, Allocation, FloatDtype, ModelSource, Override, QuantizeError, QuantizeOptions, QuantizeTarget, Report,
-    SafetensorsSource, Silent, TensorWeight, dequantize, plan, run,
+    RunOptions, SafetensorsSource, Silent, TensorWeight, dequantize, plan, run,
 };
 use gosset_tests::t0::{T0, safetensors};
 use tempfile::TempDir;
@@ -51,7 +51,7 @@ impl Case {
 
     fn quantize(&self, options: &QuantizeOptions) -> Result<(Report, Vec<u8>), QuantizeError> {
         let out = self.dir.path().join("out.gosset");
-        let report = run(&plan(&self.source, options)?, &self.source, &out, true, &Silent)?;
+        let report = run(&plan(&self.source, options)?, &self.source, None, &out, &RunOptions::replacing(), &Silent)?;
         Ok((report, fs::read(out).unwrap()))
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use gosset_codec::{CodecSpec, MatRef, PlaneData};
 use gosset_container::{Container, ContainerKind, ManifestInfo, Writer};
-use gosset_quantize::{ModelSource, QuantizeOptions, Silent};
+use gosset_quantize::{ModelSource, QuantizeOptions, RunOptions, Silent};
 use serde_json::json;
 
 use super::forward::logits;
@@ -15,7 +15,7 @@ use crate::{GenerateOptions, LanguageModel, LoadOptions, RuntimeError, generate}
 
 fn quantize(source: &MemorySource, options: &QuantizeOptions, out: &Path) -> Arc<Container> {
     let plan = gosset_quantize::plan(source, options).unwrap();
-    gosset_quantize::run(&plan, source, out, true, &Silent).unwrap();
+    gosset_quantize::run(&plan, source, None, out, &RunOptions::replacing(), &Silent).unwrap();
     Container::open(out).unwrap()
 }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gosset_container::Container;
-use gosset_quantize::{ModelSource, QuantizeOptions, Silent};
+use gosset_quantize::{ModelSource, QuantizeOptions, RunOptions, Silent};
 use serde_json::json;
 
 use super::{MemorySource, ids, qwen3_like};
@@ -153,7 +153,7 @@ impl crate::Receiver for Text {
 
 fn quantize(source: &MemorySource, options: &QuantizeOptions, out: &Path) -> Arc<Container> {
     let plan = gosset_quantize::plan(source, options).unwrap();
-    gosset_quantize::run(&plan, source, out, true, &Silent).unwrap();
+    gosset_quantize::run(&plan, source, None, out, &RunOptions::replacing(), &Silent).unwrap();
     Container::open(out).unwrap()
 }
 
