@@ -140,14 +140,14 @@ impl DampingSpec {
             let normalized: Vec<f64> = hessian.as_slice().iter().map(|v| v / mean_diagonal).collect();
             for raises in 0..=self.max_raises {
                 let sigma = self.sigma * self.factor.powi(raises.min(1 << 20) as i32);
+                if !sigma.is_finite() {
+                    break;
+                }
                 (report.sigma, report.raises) = (sigma, raises);
                 let mut data = normalized.clone();
                 data.iter_mut().step_by(n + 1).for_each(|v| *v += sigma);
                 if let Some(ldl) = factor(&data, n, block) {
                     return Ok((Damped { n, data, mean_diagonal, report }, ldl));
-                }
-                if !sigma.is_finite() {
-                    break;
                 }
             }
         }

@@ -81,7 +81,7 @@ impl Feedback {
             let tuned = refine(w, rows, &self.damped, self.ldl.block(), tuning, rounder, out)?;
             report.passes = tuned.passes.len() as u32;
             report.kept = relative_proxy(w, out, rows, h);
-            report.is_plain = !(report.kept < report.plain);
+            report.is_plain = report.kept.is_nan() || report.kept >= report.plain;
         }
         if report.is_plain {
             out.copy_from_slice(&plain);

@@ -133,7 +133,7 @@ impl Hessian {
             return Err(wrong(format!("magic number {MAGIC:?}"), format!("{:?}", fields[0])));
         }
         let (order, n_tokens) = (u64::from_le_bytes(fields[1]), u64::from_le_bytes(fields[2]));
-        let len = u128::from(order) * (u128::from(order) + 1) * 4;
+        let len = (u128::from(order) * (u128::from(order) + 1)).saturating_mul(4);
         if order == 0 || len != values.len() as u128 {
             return Err(wrong(format!("{len} bytes for {order} inputs"), values.len().to_string()));
         }
