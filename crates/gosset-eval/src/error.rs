@@ -68,4 +68,32 @@ pub enum EvalError {
         /// What the model said.
         source: Box<dyn Error + Send + Sync>,
     },
+    /// A task file that is no list of questions.
+    #[error("task {task}{}: {what}", if *line > 0 { format!(", line {line}") } else { String::new() })]
+    TaskFile {
+        /// Name of the task.
+        task: String,
+        /// Line, counted from 1; 0 for the file as a whole.
+        line: usize,
+        /// Expected and found.
+        what: String,
+    },
+    /// An option that cannot be encoded or scored.
+    #[error("{what}")]
+    Option {
+        /// Expected and found.
+        what: String,
+    },
+    /// A question that cannot be scored.
+    #[error("task {task}, document {doc_id}, option {option}: {source}")]
+    Question {
+        /// Name of the task.
+        task: String,
+        /// Number of the document.
+        doc_id: u64,
+        /// Index of the option.
+        option: usize,
+        /// Why.
+        source: Box<EvalError>,
+    },
 }

@@ -7,7 +7,9 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::{BosPolicy, EvalError, NllSum, PplProtocol, Scored, Tail, TokenStream, token_nll, window_spans};
+use crate::{
+    BosPolicy, EvalError, NllSum, PplProtocol, Scored, Tail, TokenStream, TokenTree, TreeToken, token_nll, window_spans,
+};
 
 /// A language model that can be scored.
 pub trait CausalLm {
@@ -26,6 +28,32 @@ pub trait CausalLm {
         positions: Range<usize>,
         sink: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), Box<dyn Error + Send + Sync>>;
+
+    /// Hands `sink` the logits that predict each scored token of `trees`: those of a branch in order, branches and trees in any.
+    ///
+    /// A model that can share the work on a common prefix does so; this one runs every branch by itself.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::score`].
+    fn score_trees(
+        &mut self,
+        trees: &[TokenTree],
+        sink: &mut dyn FnMut(TreeToken, &[f32]),
+    ) -> Result<(), Box<dyn Error + Send + Sync>> {
+        for (tree_idx, tree) in trees.iter().enumerate() {
+            for (branch_idx, branch) in tree.branches.iter().enumerate().filter(|(_, branch)| branch.n_scored > 0) {
+                let tokens = [&tree.prefix[..], &branch.tokens].concat();
+                let Some(first) = tokens.len().checked_sub(1 + branch.n_scored) else {
+                    return Err("a scored token has nothing before it".into());
+                };
+                self.score(&tokens, first..tokens.len() - 1, &mut |position, logits| {
+                    sink(TreeToken { tree: tree_idx, branch: branch_idx, index: position - first }, logits);
+                })?;
+            }
+        }
+        Ok(())
+    }
 }
 
 /// What one window gave, and where the whole stands after it.

@@ -1,9 +1,9 @@
-//! Perplexity protocols, metrics and result records; independent of any runtime.
+//! Perplexity protocols, zero-shot tasks, metrics and result records; independent of any runtime.
 //!
 //! A perplexity is a number only together with its protocol: how the text was joined, how it was cut into windows, what
 //! stood in front of each window and which positions were scored. [`PplProtocol`] holds all of that as plain data,
 //! [`evaluate()`] follows it over anything that implements [`CausalLm`], and [`PplRecord`] keeps every choice beside the
-//! result.
+//! result. [`read_questions`] and [`score_questions`] do the same for multiple-choice tasks.
 //!
 //! # Example
 //!
@@ -40,6 +40,7 @@ mod protocol;
 mod record;
 mod text;
 mod window;
+mod zero_shot;
 
 pub use error::EvalError;
 pub use evaluate::{CausalLm, PplResult, WindowResult, evaluate};
@@ -48,3 +49,8 @@ pub use protocol::{BosPolicy, PRESETS, PplProtocol, Preset, Scored, Tail, TextJo
 pub use record::{EvalReport, PplRecord, Provenance, Rates, ReportRow};
 pub use text::{join_rows, sha256_hex, sha256_ids};
 pub use window::{TokenStream, WindowSpan, window_spans};
+pub use zero_shot::{
+    Accuracy, Encode, EncodeRules, EncodedOption, OptionScore, OptionText, Question, QuestionScore, TaskLog,
+    TaskResult, TokenTree, TreeBranch, TreeToken, encode_option, read_questions, read_task_log, score_questions,
+    write_task_log,
+};

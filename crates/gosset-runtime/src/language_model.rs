@@ -15,6 +15,7 @@ use crate::tensor::f32_slice;
 #[cfg(feature = "gpu")]
 use crate::tensor::tensor2;
 use crate::text::Tokenizer;
+use crate::trees::{ScoredToken, TokenTree, Trees};
 use crate::weights::{ContainerWeights, SourceWeights, Weights, check, tie};
 
 /// Positions whose logits exist at the same time while scoring: memory does not grow with window times vocabulary.
@@ -325,6 +326,71 @@ impl LanguageModel {
             }
             #[cfg(feature = "gpu")]
             Backend::Gpu(decoder) => decoder.score(tokens, positions, &mut hand_out),
+        }
+    }
+
+    /// Hands `sink` the logits that predict each scored token of `trees`, the tokens of a branch in order; branches and trees take
+    /// turns.
+    ///
+    /// All rows of all trees go through each linear layer together, so that coded weights are decoded once for many short texts; the
+    /// caller bounds the number of tokens. On a device each branch is a pass of its own.
+    ///
+    /// # Errors
+    /// [`RuntimeError::Options`] if a token is asked for that nothing precedes, otherwise those of [`Self::score`].
+    pub fn score_trees(
+        &self,
+        trees: &[TokenTree<'_>],
+        sink: &mut dyn FnMut(ScoredToken, &[f32]),
+    ) -> Result<(), RuntimeError> {
+        let laid = Trees::new(trees).map_err(|tree| RuntimeError::Options {
+            option: format!("tree {tree}"),
+            expected: "something before every scored token".to_owned(),
+            found: "more scored tokens than that".to_owned(),
+        })?;
+        let sequences = trees.iter().enumerate().flat_map(|(t, tree)| {
+            tree.branches
+                .iter()
+                .enumerate()
+                .map(move |(b, branch)| (t, b, branch.n_scored, [tree.prefix, branch.tokens].concat()))
+        });
+        match &self.backend {
+            Backend::Cpu(decoder) => {
+                for (.., n_scored, tokens) in sequences {
+                    self.check_tokens(&tokens[..tokens.len() - usize::from(n_scored > 0)], 0)?;
+                }
+                if laid.asked().is_empty() {
+                    return Ok(());
+                }
+                let hidden = decoder.forward_trees(&laid)?;
+                for asked in laid.asked().chunks(LOGIT_SLICE) {
+                    let rows: Vec<u32> = asked.iter().map(|(row, _)| *row as u32).collect();
+                    let index = Tensor::from_vec(rows, asked.len(), &candle_core::Device::Cpu)?;
+                    let logits = decoder.logits(&hidden.index_select(&index, 0)?)?;
+                    let logits = f32_slice(&logits)?;
+                    if let Some(bad) = first_bad_row(&logits, self.config.vocab_size) {
+                        let token = asked[bad].1[0];
+                        let tree = &trees[token.tree];
+                        let branch = &tree.branches[token.branch];
+                        let tokens = [tree.prefix, branch.tokens].concat();
+                        let position = tokens.len() - branch.n_scored + token.index - 1;
+                        return Err(self.diagnose(&tokens[..=position], position));
+                    }
+                    for ((_, tokens), row) in asked.iter().zip(logits.chunks_exact(self.config.vocab_size)) {
+                        tokens.iter().for_each(|&token| sink(token, row));
+                    }
+                }
+                Ok(())
+            }
+            #[cfg(feature = "gpu")]
+            Backend::Gpu(_) => {
+                for (tree, branch, n_scored, tokens) in sequences.filter(|(.., n, _)| *n > 0) {
+                    let first = tokens.len() - 1 - n_scored;
+                    self.score(&tokens, first..tokens.len() - 1, &mut |position, row| {
+                        sink(ScoredToken { tree, branch, index: position - first }, row);
+                    })?;
+                }
+                Ok(())
+            }
         }
     }
 

@@ -53,6 +53,7 @@ mod tensor;
 #[cfg(test)]
 mod tests;
 pub mod text;
+mod trees;
 mod weights;
 
 pub use config::ModelConfig;
@@ -65,4 +66,5 @@ pub use linear::{Linear, StoredRows};
 pub use models::Architecture;
 pub use rope::RopeScaling;
 pub use sampler::Sampling;
+pub use trees::{ScoredToken, TokenBranch, TokenTree};
 pub use weights::check_shapes;

@@ -14,6 +14,7 @@ use crate::linear::{Activation, Linear};
 use crate::norm::RmsNorm;
 use crate::rope::{RopeFrequencies, RopeTable};
 use crate::tensor::{f32_slice, tensor2};
+use crate::trees::Trees;
 use crate::weights::Weights;
 
 /// Name of the embedding table.
@@ -208,6 +209,17 @@ impl Decoder {
         Ok(x)
     }
 
+    /// Hidden states after the final norm of every token of `trees` that something follows, in the order of
+    /// [`Trees::tokens`]: all go through each linear layer together, and attention sees its own tree alone.
+    pub(crate) fn forward_trees(&self, trees: &Trees) -> Result<Tensor, RuntimeError> {
+        let rope = self.rope.table(0..trees.longest());
+        let mut x = self.embedding.gather(trees.tokens())?;
+        for layer in &self.layers {
+            x = layer.forward_with(&x, |q, k, v| trees.attend(q, k, v, &rope, self.shape))?;
+        }
+        self.norm.forward(&x)
+    }
+
     /// Logits of hidden states: `[n, hidden]` to `[n, vocab]`.
     pub(crate) fn logits(&self, hidden: &Tensor) -> Result<Tensor, RuntimeError> {
         self.head.apply(&Activation::new(hidden.contiguous()?))
@@ -222,13 +234,24 @@ impl Layer {
         rope: &RopeTable,
         shape: AttentionShape,
     ) -> Result<Tensor, RuntimeError> {
+        self.forward_with(x, |q, k, v| {
+            cache.append(&f32_slice(k)?, &f32_slice(v)?, rope);
+            attend(q, cache, rope, shape)
+        })
+    }
+
+    /// The layer around an attention that is given: queries, keys (neither rotated yet) and values of all rows to what is attended.
+    fn forward_with(
+        &self,
+        x: &Tensor,
+        attention: impl FnOnce(&Tensor, &Tensor, &Tensor) -> Result<Tensor, RuntimeError>,
+    ) -> Result<Tensor, RuntimeError> {
         let normed = Activation::new(self.input_norm.forward(x)?);
         let normalized = |y: Tensor, norm: &Option<RmsNorm>| norm.as_ref().map_or(Ok(y.clone()), |n| n.forward(&y));
         let q = normalized(self.q.apply(&normed)?, &self.q_norm)?;
         let k = normalized(self.k.apply(&normed)?, &self.k_norm)?;
         let v = self.v.apply(&normed)?;
-        cache.append(&f32_slice(&k)?, &f32_slice(&v)?, rope);
-        let attended = attend(&q, cache, rope, shape)?;
+        let attended = attention(&q, &k, &v)?;
         let x = (x + self.o.apply(&Activation::new(attended))?)?;
 
         let normed = Activation::new(self.post_attention_norm.forward(&x)?);

@@ -5,7 +5,7 @@ use serde_json::json;
 use super::{MemorySource, ids, qwen3_like};
 use crate::source::fixture::{TinyFamily, TinyModel};
 use crate::source::open_source;
-use crate::{LanguageModel, LoadOptions, RuntimeError};
+use crate::{LanguageModel, LoadOptions, RuntimeError, TokenBranch, TokenTree};
 
 /// Largest difference of a logit, as a share of the largest logit: f32 sums of some hundred terms through two layers.
 const LOGIT_TOLERANCE: f64 = 2e-5;
@@ -119,6 +119,38 @@ fn scored_positions_are_those_asked_for() {
     assert_eq!(seen.iter().map(|(p, _)| *p).collect::<Vec<_>>(), (150..299).collect::<Vec<_>>());
     let scale = all.iter().flatten().fold(0f32, |m, v| m.max(v.abs()));
     assert!(seen.iter().all(|(p, row)| row.iter().zip(&all[*p]).all(|(a, b)| (a - b).abs() <= 1e-5 * scale)));
+}
+
+#[test]
+fn trees_give_the_logits_of_each_sequence_by_itself() {
+    for (name, source) in models() {
+        let model = load(&source).unwrap();
+        let (a, b, c, d) = (ids(37, 260, 1), ids(5, 260, 2), ids(90, 260, 3), ids(1, 260, 4));
+        let branch = |tokens, n_scored| TokenBranch { tokens, n_scored };
+        let trees = [
+            TokenTree { prefix: &a, branches: vec![branch(&b, 5), branch(&c, 90), branch(&d, 1)] },
+            TokenTree { prefix: &[], branches: vec![branch(&c, 3), branch(&b, 0)] },
+            TokenTree { prefix: &d, branches: vec![branch(&a, 2)] },
+        ];
+        let mut seen = 0;
+        let sequence = |tree: usize, branch: usize| [trees[tree].prefix, trees[tree].branches[branch].tokens].concat();
+        let mut given = Vec::new();
+        model.score_trees(&trees, &mut |token, row| given.push((token, row.to_vec()))).unwrap();
+        for (token, row) in given {
+            let tokens = sequence(token.tree, token.branch);
+            let n_scored = trees[token.tree].branches[token.branch].n_scored;
+            let alone = logits(&model, &tokens);
+            let expected = &alone[tokens.len() - n_scored + token.index - 1];
+            let scale = alone.iter().flatten().fold(0f32, |m, v| m.max(v.abs()));
+            assert!(row.iter().zip(expected).all(|(a, b)| (a - b).abs() <= 1e-5 * scale), "{name}: {token:?}");
+            seen += 1;
+        }
+        assert_eq!(seen, 5 + 90 + 1 + 3 + 2);
+        let nothing_before = [TokenTree { prefix: &[], branches: vec![branch(&b, 5)] }];
+        assert!(matches!(model.score_trees(&nothing_before, &mut |_, _| ()), Err(RuntimeError::Options { .. })));
+        let unknown = [TokenTree { prefix: &[7, 1 << 30], branches: vec![branch(&b, 5)] }];
+        assert!(matches!(model.score_trees(&unknown, &mut |_, _| ()), Err(RuntimeError::Token { position: 1, .. })));
+    }
 }
 
 #[test]
