@@ -2,7 +2,7 @@
 
 use crate::damping::{DampingMethod, DampingReport, DampingSpec};
 use crate::ldlq::{LdlqOptions, check_matrix, ldlq, round_plain};
-use crate::proxy::relative_proxy;
+use crate::proxy::{difference_proxy, ratio, weights_proxy};
 use crate::refine::{RefineOptions, refine};
 use crate::{BlockLdl, Damped, Hessian, Round, UniSvqError};
 
@@ -69,9 +69,11 @@ impl Feedback {
         check_matrix("reconstruction", out.len(), rows, self.damped.n())?;
         let mut plain = vec![0.0; w.len()];
         round_plain(w, rows, self.damped.n(), self.ldl.block(), sweep.panel, rounder, &mut plain)?;
+        // Products with H are what costs: that of the weights is computed once.
+        let energy = weights_proxy(w, rows, h);
         let mut report = FeedbackReport {
             damping: self.damped.report(),
-            plain: relative_proxy(w, &plain, rows, h),
+            plain: ratio(difference_proxy(w, &plain, rows, h), energy),
             kept: 0.0,
             passes: 0,
             is_plain: true,
@@ -80,7 +82,7 @@ impl Feedback {
             ldlq(w, rows, &self.ldl, sweep, rounder, out)?;
             let tuned = refine(w, rows, &self.damped, self.ldl.block(), tuning, rounder, out)?;
             report.passes = tuned.passes.len() as u32;
-            report.kept = relative_proxy(w, out, rows, h);
+            report.kept = ratio(tuned.best, energy);
             report.is_plain = report.kept.is_nan() || report.kept >= report.plain;
         }
         if report.is_plain {

@@ -31,19 +31,33 @@ pub fn proxy(e: &[f64], rows: usize, h: &[f64]) -> f64 {
 /// If the lengths do not belong together.
 #[must_use]
 pub fn relative_proxy(w: &[f32], w_hat: &[f32], rows: usize, h: &[f64]) -> f64 {
+    ratio(difference_proxy(w, w_hat, rows, h), weights_proxy(w, rows, h))
+}
+
+/// 0 where there is no error.
+pub(crate) fn ratio(error: f64, energy: f64) -> f64 {
+    if error == 0.0 { 0.0 } else { error / energy }
+}
+
+/// tr((W - Ŵ) H (W - Ŵ)ᵀ).
+pub(crate) fn difference_proxy(w: &[f32], w_hat: &[f32], rows: usize, h: &[f64]) -> f64 {
     let n = width(w.len(), rows, h.len());
     assert_eq!(w.len(), w_hat.len(), "both matrices have the same shape");
-    let error = sum_over_chunks(rows, |from, to| {
+    sum_over_chunks(rows, |from, to| {
         let part = from * n..to * n;
         let e: Vec<f64> =
             w[part.clone()].iter().zip(&w_hat[part]).map(|(a, b)| f64::from(*a) - f64::from(*b)).collect();
         quadratic(&e, n, h)
-    });
-    let energy = sum_over_chunks(rows, |from, to| {
+    })
+}
+
+/// tr(W H Wᵀ).
+pub(crate) fn weights_proxy(w: &[f32], rows: usize, h: &[f64]) -> f64 {
+    let n = width(w.len(), rows, h.len());
+    sum_over_chunks(rows, |from, to| {
         let part: Vec<f64> = w[from * n..to * n].iter().map(|v| f64::from(*v)).collect();
         quadratic(&part, n, h)
-    });
-    if error == 0.0 { 0.0 } else { error / energy }
+    })
 }
 
 /// Number of columns.

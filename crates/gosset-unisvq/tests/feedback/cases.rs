@@ -29,7 +29,8 @@ fn round(h: &Hessian, rows: usize, metric: bool, seed: u64) -> (Vec<f32>, Vec<f3
     assert!(report.kept <= report.plain, "{report:?}");
     assert!(report.kept.is_finite() && report.plain.is_finite());
     let kept = relative_proxy(&w, &out, rows, feedback.damped().as_slice());
-    assert_eq!(kept, report.kept);
+    // Re-tuning adds up what each step gains.
+    assert!((kept - report.kept).abs() <= 1e-9 * report.plain);
     (w, out, report)
 }
 
