@@ -80,7 +80,10 @@ impl Codec {
             planes.push(Plane::owned(EXACT_VALUES, PlaneData::F32(Cow::Owned(frame.exact_values))));
         }
         let rotation = RotationHeader::of(rht.as_ref());
-        Ok(EncodedMatrix { header: MatrixHeader { rows: rows as u64, cols: cols as u64, rotation, scheme }, planes })
+        Ok(EncodedMatrix {
+            header: MatrixHeader { rows: rows as u64, cols: cols as u64, rotation, columns: None, scheme },
+            planes,
+        })
     }
 
     /// What a matrix of that shape is expected to take.

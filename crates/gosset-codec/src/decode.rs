@@ -9,6 +9,7 @@ use gosset_transform::Rht;
 use half::bf16;
 
 use crate::codec::{EXACT_ROWS, EXACT_VALUES, SCALES};
+use crate::columns::{self, ColumnsDecoder};
 use crate::encoded::plane_rate;
 use crate::plane::{PlaneSet, check_len, required};
 use crate::scheme::shift::ShiftBuffers;
@@ -26,6 +27,8 @@ pub struct DecodeScratch {
     pub(crate) values: Box<[f32; STREAM_LEN]>,
     /// Blocks of rows of the bit-shift trellis.
     pub(crate) shift: ShiftBuffers,
+    /// Part of a column in its scale.
+    pub(crate) scaled: Vec<f32>,
 }
 
 impl DecodeScratch {
@@ -42,6 +45,7 @@ impl DecodeScratch {
             points: Box::new([bits as i32; STREAM_LEN]),
             values: Box::new([f32::from_bits(bits); STREAM_LEN]),
             shift: ShiftBuffers::default(),
+            scaled: Vec::new(),
         }
     }
 }
@@ -64,11 +68,25 @@ pub struct Decoder<'a> {
     rows: usize,
     cols: usize,
     rht: Option<Rht>,
+    body: Body<'a>,
+    rate: Rate,
+}
+
+/// How the values are stored.
+#[derive(Debug)]
+enum Body<'a> {
+    Rows(RowsDecoder<'a>),
+    Columns(ColumnsDecoder<'a>),
+}
+
+/// Planes of a matrix stored by rows.
+#[derive(Debug)]
+struct RowsDecoder<'a> {
+    cols: usize,
     scheme: SchemeDecoder<'a>,
     scales: Cow<'a, [bf16]>,
     exact_rows: Cow<'a, [u32]>,
     exact_values: Cow<'a, [f32]>,
-    rate: Rate,
 }
 
 impl<'a> Decoder<'a> {
@@ -82,19 +100,17 @@ impl<'a> Decoder<'a> {
     /// [`CodecError::Streams`].
     pub fn new(header: &MatrixHeader, planes: &[Plane<'a>]) -> Result<Self, CodecError> {
         let set = PlaneSet::new(planes);
-        let names = [scheme::plane_names(&header.scheme), &[SCALES, EXACT_ROWS, EXACT_VALUES]].concat();
-        set.check_names(&names)?;
         let (rows, cols) = checked_shape(header)?;
-        let scales = required(SCALES, set.bf16s(SCALES)?)?;
-        check_len(SCALES, scales.len(), header.rows)?;
-        let exact_rows = set.u32s(EXACT_ROWS)?.unwrap_or_default();
-        let exact_values = set.f32s(EXACT_VALUES)?.unwrap_or_default();
-        check_exact_rows(&exact_rows, header.rows)?;
-        check_len(EXACT_VALUES, exact_values.len(), exact_rows.len() as u64 * header.cols)?;
-        let scheme = SchemeDecoder::new(&header.scheme, rows, cols, &set)?;
+        let body = match &header.columns {
+            None => Body::Rows(RowsDecoder::new(header, (rows, cols), &set)?),
+            Some(columns) => {
+                set.check_names(columns::plane_names(header))?;
+                Body::Columns(ColumnsDecoder::new(header, columns, (rows, cols), &set)?)
+            }
+        };
         // Last, since the signs take memory in proportion to the columns, which the planes have vouched for by now.
         let rht = header.rotation.to_rht(cols)?;
-        Ok(Self { rows, cols, rht, scheme, scales, exact_rows, exact_values, rate: plane_rate(header, planes) })
+        Ok(Self { rows, cols, rht, body, rate: plane_rate(header, planes) })
     }
 
     /// Number of rows.
@@ -112,15 +128,30 @@ impl<'a> Decoder<'a> {
         self.rht.as_ref()
     }
 
+    /// The rotation of the outputs of a matrix that is stored by columns, to be undone once on the result of a product with rotated
+    /// columns.
+    pub fn output_rotation(&self) -> Option<&Rht> {
+        match &self.body {
+            Body::Rows(_) => None,
+            Body::Columns(columns) => columns.outputs(),
+        }
+    }
+
     /// Smallest number of rows of which every multiple starts a stream, so that blocks of so many rows are decoded
-    /// without decoding any stream twice; at most [`Decoder::rows`].
+    /// without decoding any stream twice; at most [`Decoder::rows`]. All rows where the matrix is stored by columns.
     pub fn row_block(&self) -> usize {
-        self.scheme.row_block(self.cols).min(self.rows)
+        match &self.body {
+            Body::Rows(body) => body.scheme.row_block(self.cols).min(self.rows),
+            Body::Columns(_) => self.rows,
+        }
     }
 
     /// Number of rows that are stored exactly.
     pub fn n_exact_rows(&self) -> usize {
-        self.exact_rows.len()
+        match &self.body {
+            Body::Rows(body) => body.exact_rows.len(),
+            Body::Columns(_) => 0,
+        }
     }
 
     /// Bits by cause; their sum is the size of all planes.
@@ -139,20 +170,33 @@ impl<'a> Decoder<'a> {
         out: &mut [f32],
         scratch: &mut DecodeScratch,
     ) -> Result<(), CodecError> {
-        self.decode_scaled(rows.clone(), out, scratch)?;
+        self.checked_range(&rows, out.len())?;
+        let body = match &self.body {
+            Body::Rows(body) => body,
+            Body::Columns(columns) => {
+                columns.decode_rows(rows, self.cols, out, scratch)?;
+                if let Some(rht) = &self.rht {
+                    out.chunks_exact_mut(self.cols).for_each(|row| rht.inverse(row));
+                }
+                return Ok(());
+            }
+        };
+        body.decode_scaled(rows.clone(), out, scratch)?;
         if let Some(rht) = &self.rht {
-            for (row, scale) in out.chunks_exact_mut(self.cols).zip(&self.scales[rows.clone()]) {
+            for (row, scale) in out.chunks_exact_mut(self.cols).zip(&body.scales[rows.clone()]) {
                 // An all-zero row stays all zero, without signs.
                 if *scale != bf16::ZERO {
                     rht.inverse(row);
                 }
             }
         }
-        self.restore_exact_rows(rows, out, |_| ());
+        body.restore_exact_rows(rows, out, |_| ());
         Ok(())
     }
 
-    /// Writes the given rows to `out`, row-major, in the rotated frame: y = (R x)·(R w).
+    /// Writes the given rows to `out`, row-major, in the rotated frame of the inputs: y = (R x)·(R w).
+    ///
+    /// Rows of a matrix stored by columns are not rotated along the outputs here; the whole of it is decoded for any of them.
     ///
     /// # Errors
     /// Those of [`Decoder::decode_rows`].
@@ -162,8 +206,13 @@ impl<'a> Decoder<'a> {
         out: &mut [f32],
         scratch: &mut DecodeScratch,
     ) -> Result<(), CodecError> {
-        self.decode_scaled(rows.clone(), out, scratch)?;
-        self.restore_exact_rows(rows, out, |row| {
+        self.checked_range(&rows, out.len())?;
+        let body = match &self.body {
+            Body::Rows(body) => body,
+            Body::Columns(columns) => return columns.decode_rows(rows, self.cols, out, scratch),
+        };
+        body.decode_scaled(rows.clone(), out, scratch)?;
+        body.restore_exact_rows(rows, out, |row| {
             if let Some(rht) = &self.rht {
                 rht.forward(row);
             }
@@ -174,7 +223,7 @@ impl<'a> Decoder<'a> {
     /// Writes the integer points of the given rows to `out`, row-major; those of rows stored exactly mean nothing.
     ///
     /// # Errors
-    /// Those of [`Decoder::decode_rows`].
+    /// Those of [`Decoder::decode_rows`]; [`CodecError::Orientation`] for a matrix stored by columns.
     pub fn decode_points(
         &self,
         rows: Range<usize>,
@@ -182,9 +231,91 @@ impl<'a> Decoder<'a> {
         scratch: &mut DecodeScratch,
     ) -> Result<(), CodecError> {
         let values = self.checked_range(&rows, out.len())?;
+        let Body::Rows(body) = &self.body else {
+            return Err(CodecError::Orientation { found: "columns", expected: "rows" });
+        };
         let start = values.start;
         let sink = |at: usize, points: &[i32]| out[at - start..][..points.len()].copy_from_slice(points);
-        self.scheme.decode_points(values, scratch, sink).map_err(|error| self.locate(error))
+        body.scheme.decode_points(values, scratch, sink).map_err(|error| body.locate(error))
+    }
+
+    /// Writes the given columns of a matrix stored by columns to `out`, column after column, in the frame in which both its
+    /// inputs and its outputs are rotated.
+    ///
+    /// # Errors
+    /// [`CodecError::Orientation`] for a matrix stored by rows, [`CodecError::ColumnRange`], [`CodecError::OutputLength`] and
+    /// [`CodecError::Stream`].
+    pub fn decode_columns_rotated(
+        &self,
+        columns: Range<usize>,
+        out: &mut [f32],
+        scratch: &mut DecodeScratch,
+    ) -> Result<(), CodecError> {
+        let body = self.columns()?;
+        if columns.start > columns.end || columns.end > self.cols {
+            return Err(CodecError::ColumnRange { start: columns.start, end: columns.end, cols: self.cols });
+        }
+        let expected = columns.len() * self.rows;
+        if out.len() != expected {
+            return Err(CodecError::OutputLength { found: out.len(), expected });
+        }
+        body.decode_columns(columns, out, scratch)
+    }
+
+    /// Streams of a matrix stored by columns, each of which can be decoded by itself; `None` for one stored by rows.
+    pub fn n_column_streams(&self) -> Option<usize> {
+        self.columns().ok().map(ColumnsDecoder::n_streams)
+    }
+
+    /// Hands the values of one of the [`n_column_streams`](Self::n_column_streams) to `sink`, in the frame of
+    /// [`decode_columns_rotated`](Self::decode_columns_rotated): column, first row, values. Columns of zeros are in no stream.
+    ///
+    /// # Errors
+    /// [`CodecError::Orientation`] for a matrix stored by rows, [`CodecError::Stream`] for damaged streams.
+    ///
+    /// # Panics
+    /// If there is no such stream.
+    pub fn decode_column_stream(
+        &self,
+        stream: usize,
+        scratch: &mut DecodeScratch,
+        sink: impl FnMut(usize, usize, &[f32]),
+    ) -> Result<(), CodecError> {
+        self.columns()?.decode_stream(stream, scratch, sink)
+    }
+
+    fn columns(&self) -> Result<&ColumnsDecoder<'a>, CodecError> {
+        match &self.body {
+            Body::Columns(columns) => Ok(columns),
+            Body::Rows(_) => Err(CodecError::Orientation { found: "rows", expected: "columns" }),
+        }
+    }
+
+    /// Positions of the values of `rows`.
+    fn checked_range(&self, rows: &Range<usize>, found: usize) -> Result<Range<usize>, CodecError> {
+        if rows.start > rows.end || rows.end > self.rows {
+            return Err(CodecError::RowRange { start: rows.start, end: rows.end, rows: self.rows });
+        }
+        let expected = rows.len() * self.cols;
+        if found != expected {
+            return Err(CodecError::OutputLength { found, expected });
+        }
+        Ok(rows.start * self.cols..rows.end * self.cols)
+    }
+}
+
+impl<'a> RowsDecoder<'a> {
+    fn new(header: &MatrixHeader, (rows, cols): (usize, usize), set: &PlaneSet<'_, 'a>) -> Result<Self, CodecError> {
+        let names = [scheme::plane_names(&header.scheme), &[SCALES, EXACT_ROWS, EXACT_VALUES]].concat();
+        set.check_names(&names)?;
+        let scales = required(SCALES, set.bf16s(SCALES)?)?;
+        check_len(SCALES, scales.len(), header.rows)?;
+        let exact_rows = set.u32s(EXACT_ROWS)?.unwrap_or_default();
+        let exact_values = set.f32s(EXACT_VALUES)?.unwrap_or_default();
+        check_exact_rows(&exact_rows, header.rows)?;
+        check_len(EXACT_VALUES, exact_values.len(), exact_rows.len() as u64 * header.cols)?;
+        let scheme = SchemeDecoder::new(&header.scheme, rows, cols, set)?;
+        Ok(Self { cols, scheme, scales, exact_rows, exact_values })
     }
 
     /// Decodes rows in the frame of the code, rows stored exactly being zero.
@@ -194,7 +325,7 @@ impl<'a> Decoder<'a> {
         out: &mut [f32],
         scratch: &mut DecodeScratch,
     ) -> Result<(), CodecError> {
-        let values = self.checked_range(&rows, out.len())?;
+        let values = rows.start * self.cols..rows.end * self.cols;
         let start = values.start;
         let step = self.scheme.step();
         let sink = |at: usize, units: &[f32]| {
@@ -229,18 +360,6 @@ impl<'a> Decoder<'a> {
             out.copy_from_slice(&self.exact_values[i * self.cols..][..self.cols]);
             finish(out);
         }
-    }
-
-    /// Positions of the values of `rows`.
-    fn checked_range(&self, rows: &Range<usize>, found: usize) -> Result<Range<usize>, CodecError> {
-        if rows.start > rows.end || rows.end > self.rows {
-            return Err(CodecError::RowRange { start: rows.start, end: rows.end, rows: self.rows });
-        }
-        let expected = rows.len() * self.cols;
-        if found != expected {
-            return Err(CodecError::OutputLength { found, expected });
-        }
-        Ok(rows.start * self.cols..rows.end * self.cols)
     }
 
     fn locate(&self, error: StreamError) -> CodecError {

@@ -3,6 +3,7 @@
 use gosset_entropy::Rate;
 
 use crate::codec::{EXACT_ROWS, EXACT_VALUES, SCALES};
+use crate::columns::COLUMNS;
 use crate::plane::PlaneSet;
 use crate::{CodecError, Decoder, MatrixHeader, Plane, scheme};
 
@@ -39,7 +40,7 @@ pub(crate) fn plane_rate(header: &MatrixHeader, planes: &[Plane<'_>]) -> Rate {
     let planes = PlaneSet::new(planes);
     let mut rate = scheme::rate(&header.scheme, header.rows, header.cols, &planes);
     rate.payload_bits += planes.n_bits(EXACT_ROWS) + planes.n_bits(EXACT_VALUES);
-    rate.scale_bits += planes.n_bits(SCALES);
+    rate.scale_bits += planes.n_bits(SCALES) + planes.n_bits(COLUMNS);
     rate.n = header.rows.saturating_mul(header.cols);
     rate
 }

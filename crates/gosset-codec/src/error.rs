@@ -55,6 +55,22 @@ pub enum CodecError {
         /// Name of the scheme.
         codec: &'static str,
     },
+    /// The codec cannot be stored by columns.
+    #[error(
+        "{codec} has no form by columns, expected a lattice under ANS, a trellis or a bit-shift trellis in rows order"
+    )]
+    NoColumns {
+        /// Name of the codec.
+        codec: &'static str,
+    },
+    /// The matrix is stored by the other of rows and columns.
+    #[error("the matrix is stored by {found}, expected one stored by {expected}")]
+    Orientation {
+        /// How it is stored.
+        found: &'static str,
+        /// What is needed.
+        expected: &'static str,
+    },
     /// Alpha is not a usable scale.
     #[error("alpha is {found}, expected a number from {min} to {max}")]
     Alpha {
@@ -182,6 +198,16 @@ pub enum CodecError {
         end: usize,
         /// Rows of the matrix.
         rows: usize,
+    },
+    /// Columns asked for lie outside the matrix.
+    #[error("columns {start}..{end} asked for, expected a range within 0..{cols}")]
+    ColumnRange {
+        /// First column asked for.
+        start: usize,
+        /// End of the columns asked for, exclusive.
+        end: usize,
+        /// Columns of the matrix.
+        cols: usize,
     },
     /// An output slice has another length than the rows need.
     #[error("output has {found} elements, expected {expected}")]

@@ -3,6 +3,7 @@
 use gosset_transform::{Rht, TilePlan, TileRun};
 use serde::{Deserialize, Serialize};
 
+use crate::columns::ColumnsHeader;
 use crate::{CodeKind, CodecError, Gain, LatticeName, SchemeSpec, ShiftCodeKind, ShiftOrderKind};
 
 /// Everything that a decoder needs besides the planes. Nothing here is trusted before
@@ -15,6 +16,9 @@ pub struct MatrixHeader {
     pub cols: u64,
     /// Rotation that was applied to each row.
     pub rotation: RotationHeader,
+    /// Of a matrix that is stored by columns; absent for one that is stored by rows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub columns: Option<ColumnsHeader>,
     /// How bits become values.
     pub scheme: SchemeHeader,
 }

@@ -54,6 +54,7 @@
 
 pub mod calibrate;
 mod codec;
+mod columns;
 mod decode;
 pub mod device;
 mod encoded;
@@ -67,6 +68,9 @@ mod scheme;
 mod spec;
 
 pub use codec::{Codec, RateEstimate};
+pub use columns::{
+    ColumnEncoder, ColumnOptions, ColumnSums, ColumnsHeader, N_CLASSES, N_EXPONENTS, gaussian_payload_bps,
+};
 pub use decode::{DecodeScratch, Decoder};
 pub use encoded::EncodedMatrix;
 pub use error::CodecError;

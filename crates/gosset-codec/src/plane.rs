@@ -187,6 +187,7 @@ impl<'p, 'a> PlaneSet<'p, 'a> {
         Ok(())
     }
 
+    accessor!(u8s, U8, u8);
     accessor!(u16s, U16, u16);
     accessor!(u32s, U32, u32);
     accessor!(u64s, U64, u64);

@@ -211,7 +211,7 @@ fn published_codewords_decode_to_their_points() {
             step: 0.25,
             code: CodeHeader::Rice { ks: vec![2] },
         });
-        let header = MatrixHeader { rows: 1, cols: 8, rotation: RotationHeader::None, scheme };
+        let header = MatrixHeader { rows: 1, cols: 8, rotation: RotationHeader::None, columns: None, scheme };
         let decoder = Decoder::new(&header, &planes).unwrap();
         let mut found = [0; 8];
         decoder.decode_points(0..1, &mut found, &mut DecodeScratch::new()).unwrap();

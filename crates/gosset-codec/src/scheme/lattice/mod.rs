@@ -16,15 +16,15 @@ use gosset_entropy::{Rate, STREAM_LEN, STREAMS_PER_PAGE};
 use gosset_lattice::LatticeKind;
 
 pub(crate) use decode::LatticeDecoder;
-pub(crate) use encode::{SymbolStats, count_symbols, encode};
+pub(crate) use encode::{MAX_SCALED, SymbolStats, count_symbols, encode};
 
 use crate::plane::{PlaneData, PlaneSet};
 use crate::{CodeHeader, CodeKind, LatticeHeader, RateEstimate, RateTarget};
 
 /// Codewords, most significant bit first.
-const WORDS: &str = "words";
+pub(crate) const WORDS: &str = "words";
 /// Length of each stream in bits.
-const LENGTHS: &str = "lengths";
+pub(crate) const LENGTHS: &str = "lengths";
 /// First bit of each page.
 const BASES: &str = "bases";
 
@@ -51,6 +51,13 @@ pub(crate) fn rate(header: &LatticeHeader, planes: &PlaneSet<'_, '_>) -> Rate {
         header_bits: planes.n_bits(WORDS).saturating_sub(payload_bits),
         ..Rate::default()
     }
+}
+
+/// Payload of Gaussian values at `alpha`, in bits per value; below the stored curve, where nearly all points are zero, it falls with
+/// the square of alpha.
+pub(crate) fn gaussian_bps(lattice: LatticeKind, code: CodeKind, alpha: f64) -> f64 {
+    let point = curve::curve_of(lattice, code).at_alpha(alpha);
+    point.payload_bps * (alpha / point.alpha).min(1.0).powi(2)
 }
 
 /// What `n` Gaussian values are expected to take.

@@ -15,7 +15,7 @@ use crate::{CodecError, ShiftHeader};
 /// Buffers of one decoding thread, grown to a block of rows when they are first used.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ShiftBuffers {
-    values: Vec<f32>,
+    pub(crate) values: Vec<f32>,
     states: Vec<u32>,
     points: Vec<i32>,
 }

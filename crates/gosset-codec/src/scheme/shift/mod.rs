@@ -59,12 +59,18 @@ fn bits_of(target: RateTarget) -> u8 {
     }
 }
 
-fn trellis(bits: u8, state_bits: u8, code: ShiftCodeKind, order: ShiftOrderKind) -> Result<ShiftTrellis, TrellisError> {
+/// The trellis of a header or specification.
+pub(crate) fn trellis(
+    bits: u8,
+    state_bits: u8,
+    code: ShiftCodeKind,
+    order: ShiftOrderKind,
+) -> Result<ShiftTrellis, TrellisError> {
     ShiftSpec { bits, state_bits, code: code.into(), order: order.into() }.check()
 }
 
 /// The error of a header or specification that the trellis refuses.
-fn refused(error: TrellisError) -> CodecError {
+pub(crate) fn refused(error: TrellisError) -> CodecError {
     match error {
         TrellisError::Parameter { name, expected, found } => {
             CodecError::Header { field: name, found: found.to_string(), expected: expected.to_owned() }

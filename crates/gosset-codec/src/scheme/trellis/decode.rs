@@ -35,7 +35,7 @@ pub(crate) struct TrellisDecoder<'a> {
 }
 
 /// The state after `state` and z1, at 2 state + z1.
-type NextStates = [u8; 512];
+pub(crate) type NextStates = [u8; 512];
 
 impl<'a> TrellisDecoder<'a> {
     /// Checks the header and the planes of `n` values, `8 * n` being no overflow.
@@ -190,7 +190,8 @@ impl<'a> TrellisDecoder<'a> {
     }
 }
 
-fn next_states(code: TrellisCode) -> Box<NextStates> {
+/// The states that follow each other under a code.
+pub(crate) fn next_states(code: TrellisCode) -> Box<NextStates> {
     let mut next_states = Box::new([0; 512]);
     for state in 0..code.n_states() {
         for z1 in 0..2 {

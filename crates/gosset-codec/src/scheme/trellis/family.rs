@@ -14,7 +14,7 @@ pub(super) const N_MEMBERS: usize = 62;
 /// Most low bits of an index that are stored as they are.
 const MAX_RAW_BITS: usize = 5;
 /// Number of tables: the members, then the last octave of them with one raw bit, with two, and so on.
-pub(super) const N_TABLES: usize = N_MEMBERS + MAX_RAW_BITS * PER_OCTAVE;
+pub(crate) const N_TABLES: usize = N_MEMBERS + MAX_RAW_BITS * PER_OCTAVE;
 
 /// Offsets are stored in units of this part of a grid step.
 pub(super) const OFFSET_UNIT: f32 = 1.0 / 256.0;
@@ -46,7 +46,7 @@ pub(crate) struct Table {
 
 /// Values of the points around zero, for decoders.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct ValueTable {
+pub(crate) struct ValueTable {
     reach: i32,
     values: Vec<f32>,
 }
@@ -79,7 +79,7 @@ impl Table {
 
     /// The coded value of a point, and its raw bits.
     #[inline(always)]
-    pub(super) fn split(&self, y: i32) -> (i32, u32) {
+    pub(crate) fn split(&self, y: i32) -> (i32, u32) {
         let union = y as u32 & 1;
         let (class, raw) = index_class(union, y >> 1, self.raw_bits);
         (point(union, class), raw)
@@ -100,7 +100,7 @@ impl Table {
     }
 
     /// The quantizer of the search: lambda times the bits of each point, one escape beyond the ends of the runs.
-    pub(super) fn quantizer(&self) -> Quantizer {
+    pub(crate) fn quantizer(&self) -> Quantizer {
         let reach = self.freqs.iter().map(|f| f.run_len() as i32 / 2 + 2).max().unwrap_or(2);
         let of = |union: u32, f: &dyn Fn(i32) -> f32| {
             (-reach..reach).map(|class| f(point(union, class))).collect::<Vec<_>>()
@@ -114,7 +114,7 @@ impl Table {
     }
 
     /// The values of the points around zero.
-    pub(super) fn values(&self) -> ValueTable {
+    pub(crate) fn values(&self) -> ValueTable {
         let reach = self.offsets.len() as i32;
         ValueTable { reach, values: (-reach..=reach).map(|y| y as f32 + self.offset(y)).collect() }
     }
@@ -128,7 +128,7 @@ impl ValueTable {
 
     /// The value of a point, in grid steps.
     #[inline(always)]
-    pub(super) fn get(&self, y: i32) -> f32 {
+    pub(crate) fn get(&self, y: i32) -> f32 {
         match self.values.get(y.wrapping_add(self.reach) as usize) {
             Some(&value) => value,
             None => y as f32,
@@ -138,7 +138,7 @@ impl ValueTable {
 
 /// The point of a coded value and raw bits: the inverse of [`Table::split`].
 #[inline(always)]
-pub(super) fn join(value: i32, raw: u32, raw_bits: u32) -> i32 {
+pub(crate) fn join(value: i32, raw: u32, raw_bits: u32) -> i32 {
     let union = value as u32 & 1;
     point_wrapping(union, class_index(union, value >> 1, raw, raw_bits))
 }

@@ -21,8 +21,10 @@ mod family_table;
 mod tests;
 mod train;
 
-pub(crate) use decode::TrellisDecoder;
+pub(crate) use curve::curve_of;
+pub(crate) use decode::{NextStates, TrellisDecoder, next_states};
 pub(crate) use encode::{checked_code, encode};
+pub(crate) use family::{N_TABLES, Table, ValueTable, join};
 pub use train::{TrellisCurvePoint, TrellisFamily, trellis_code_cost, trellis_curve_source};
 
 /// Words of all streams, one after the other.
@@ -33,7 +35,7 @@ const LENGTHS: &str = "lengths";
 pub(crate) const PLANES: [&str; 2] = [WORDS, LENGTHS];
 
 /// Values of a stream; the last one may be shorter.
-const STREAM_LEN: usize = 16_384;
+pub(crate) const STREAM_LEN: usize = 16_384;
 
 /// Frequencies, raw bits and the values around zero of a table of the family; `None` if there is no such table.
 pub(crate) fn parts(table: u16) -> Option<([FreqTable<'static>; 2], u32, Vec<f32>)> {

@@ -82,11 +82,7 @@ impl<'a> AnsDecoder<'a> {
             let mut decoder = StreamDecoder::new(words).map_err(|e| error(e.to_string()))?;
             for at in (first..end).step_by(RUN_LEN) {
                 let (blocks, _) = points[..(end - at).min(RUN_LEN)].as_chunks_mut::<N>();
-                if self.raw_bits == 0 {
-                    self.narrow_run(&mut decoder, blocks);
-                } else {
-                    self.wide_run(&mut decoder, blocks);
-                }
+                decode_blocks(self.tables, self.raw_bits, &mut decoder, blocks);
                 let part = range.start.saturating_sub(at)..range.end.saturating_sub(at).min(blocks.len() * N);
                 if part.start < part.end {
                     visit(blocks, at, part);
@@ -96,36 +92,54 @@ impl<'a> AnsDecoder<'a> {
         }
         Ok(())
     }
+}
 
-    /// Decodes blocks whose coordinates have no raw bits.
-    fn narrow_run<const N: usize>(&self, decoder: &mut StreamDecoder<'_>, blocks: &mut [[i32; N]]) {
-        // Two symbols take at most 20 of the 32 bits that a refill makes sure of.
-        run(
-            decoder,
-            blocks,
-            |lane| lane % 2 == 0,
-            |decoder, lane, i, y| {
-                let context = context::<N>(i, residue::<N>(i, y));
-                decoder.symbol(lane, &self.tables[context % MAX_CONTEXTS])
-            },
-        );
+/// Decodes blocks under the given tables and number of raw bits: block i in lane i mod 4.
+pub(crate) fn decode_blocks<const N: usize>(
+    tables: &DecodeTables,
+    raw_bits: u32,
+    decoder: &mut StreamDecoder<'_>,
+    blocks: &mut [[i32; N]],
+) {
+    if raw_bits == 0 {
+        narrow_run(tables, decoder, blocks);
+    } else {
+        wide_run(tables, raw_bits, decoder, blocks);
     }
+}
 
-    /// Decodes blocks whose coordinates have raw bits.
-    fn wide_run<const N: usize>(&self, decoder: &mut StreamDecoder<'_>, blocks: &mut [[i32; N]]) {
-        let raw_bits = self.raw_bits;
-        run(
-            decoder,
-            blocks,
-            |_| true,
-            |decoder, lane, i, y| {
-                let high = decoder.symbol(lane, &self.tables[wide_context::<N>(i)]);
-                let known = known_bits::<N>(i);
-                let low = decoder.raw(raw_bits - known) << known;
-                high.wrapping_shl(raw_bits) | low as i32 | residue::<N>(i, y)
-            },
-        );
-    }
+/// Decodes blocks whose coordinates have no raw bits.
+fn narrow_run<const N: usize>(tables: &DecodeTables, decoder: &mut StreamDecoder<'_>, blocks: &mut [[i32; N]]) {
+    // Two symbols take at most 20 of the 32 bits that a refill makes sure of.
+    run(
+        decoder,
+        blocks,
+        |lane| lane % 2 == 0,
+        |decoder, lane, i, y| {
+            let context = context::<N>(i, residue::<N>(i, y));
+            decoder.symbol(lane, &tables[context % MAX_CONTEXTS])
+        },
+    );
+}
+
+/// Decodes blocks whose coordinates have raw bits.
+fn wide_run<const N: usize>(
+    tables: &DecodeTables,
+    raw_bits: u32,
+    decoder: &mut StreamDecoder<'_>,
+    blocks: &mut [[i32; N]],
+) {
+    run(
+        decoder,
+        blocks,
+        |_| true,
+        |decoder, lane, i, y| {
+            let high = decoder.symbol(lane, &tables[wide_context::<N>(i)]);
+            let known = known_bits::<N>(i);
+            let low = decoder.raw(raw_bits - known) << known;
+            high.wrapping_shl(raw_bits) | low as i32 | residue::<N>(i, y)
+        },
+    );
 }
 
 /// Decodes blocks, four at a time, by `value`, which is given the lane, the position and the block so far; `refills` tells

@@ -105,13 +105,7 @@ impl Streams<'_> {
             points.push(L::nearest_point(&std::array::from_fn(|i| x.get(i).map_or(0.0, |v| v * self.alpha))));
         }
         let mut encoder = StreamEncoder::new();
-        for group in points.chunks(LANES) {
-            for i in 0..N {
-                for (lane, y) in group.iter().enumerate() {
-                    self.coordinate(&mut encoder, lane, i, y);
-                }
-            }
-        }
+        encode_blocks(&mut encoder, 0, self.raw_bits, &points);
         let mut words = Vec::new();
         encoder.finish(self.tables, &mut words).expect("32768 values of at most 62 bits fit 65535 words");
         let embedded: Vec<_> = points.iter().map(L::embed).collect();
@@ -128,18 +122,42 @@ impl Streams<'_> {
         }
         Stream { words, first_row: start / cols, row_sums }
     }
+}
 
-    /// Hands the coordinate of `y` that is coded `i`-th to the encoder.
-    #[inline(always)]
-    fn coordinate<const N: usize>(&self, encoder: &mut StreamEncoder, lane: usize, i: usize, y: &[i32; N]) {
-        let value = y[coordinate::<N>(i)];
-        if self.raw_bits == 0 {
-            encoder.symbol(lane, context::<N>(i, residue::<N>(i, y)) as u8, value);
-        } else {
-            encoder.symbol(lane, wide_context::<N>(i) as u8, value >> self.raw_bits);
-            let known = known_bits::<N>(i);
-            let low = value & ((1 << self.raw_bits) - 1);
-            encoder.raw((low >> known) as u32, self.raw_bits - known);
+/// Hands blocks to the encoder, block i to lane i mod 4, under tables that start at index `first_table` of the encoder's.
+#[inline(always)]
+pub(crate) fn encode_blocks<const N: usize>(
+    encoder: &mut StreamEncoder,
+    first_table: usize,
+    raw_bits: u32,
+    blocks: &[[i32; N]],
+) {
+    for group in blocks.chunks(LANES) {
+        for i in 0..N {
+            for (lane, y) in group.iter().enumerate() {
+                coordinate_of(encoder, first_table, raw_bits, lane, i, y);
+            }
         }
+    }
+}
+
+/// Hands the coordinate of `y` that is coded `i`-th to the encoder.
+#[inline(always)]
+fn coordinate_of<const N: usize>(
+    encoder: &mut StreamEncoder,
+    first_table: usize,
+    raw_bits: u32,
+    lane: usize,
+    i: usize,
+    y: &[i32; N],
+) {
+    let value = y[coordinate::<N>(i)];
+    if raw_bits == 0 {
+        encoder.symbol(lane, (first_table + context::<N>(i, residue::<N>(i, y))) as u8, value);
+    } else {
+        encoder.symbol(lane, (first_table + wide_context::<N>(i)) as u8, value >> raw_bits);
+        let known = known_bits::<N>(i);
+        let low = value & ((1 << raw_bits) - 1);
+        encoder.raw((low >> known) as u32, raw_bits - known);
     }
 }
