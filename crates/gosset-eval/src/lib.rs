@@ -36,6 +36,7 @@
 mod error;
 mod evaluate;
 mod nll;
+mod overlap;
 mod protocol;
 mod record;
 mod text;
@@ -45,8 +46,9 @@ mod zero_shot;
 pub use error::EvalError;
 pub use evaluate::{CausalLm, PplResult, WindowResult, evaluate};
 pub use nll::{NllSum, token_nll};
+pub use overlap::TextOverlap;
 pub use protocol::{BosPolicy, PRESETS, PplProtocol, Preset, Scored, Tail, TextJoin};
-pub use record::{EvalReport, PplRecord, Provenance, Rates, ReportRow};
+pub use record::{CalibrationNote, EvalReport, PplRecord, Provenance, Rates, ReportRow};
 pub use text::{join_rows, sha256_hex, sha256_ids};
 pub use window::{TokenStream, WindowSpan, window_spans};
 pub use zero_shot::{

@@ -3,7 +3,7 @@
 use gosset_entropy::Rate;
 use serde::{Deserialize, Serialize};
 
-use crate::{PplProtocol, PplResult};
+use crate::{PplProtocol, PplResult, TaskResult, TextOverlap};
 
 /// What was evaluated, on what, with what.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -105,6 +105,27 @@ fn file_bps(file_bytes: u64, n_params: u64) -> f64 {
     if n_params == 0 { 0.0 } else { file_bytes as f64 * 8.0 / n_params as f64 }
 }
 
+/// What a row was calibrated on, how that text relates to the one it is measured on, and what it took.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct CalibrationNote {
+    /// Name of the text: `built-in`, or the file or folder name without its path.
+    pub text: String,
+    /// SHA-256 of the text.
+    pub text_sha256: String,
+    /// Tokens that were used.
+    pub tokens: u64,
+    /// Tokens of a sequence.
+    pub window: u64,
+    /// Seed that chose the sequences.
+    pub seed: u64,
+    /// Whether inputs came from the quantized prefix.
+    pub sequential: bool,
+    /// How the text relates to that of the evaluation.
+    pub overlap: TextOverlap,
+    /// Peak of the heap while quantizing, the process's own before it not counted.
+    pub peak_heap_bytes: u64,
+}
+
 /// One row of an [`EvalReport`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ReportRow {
@@ -158,6 +179,12 @@ pub struct ReportRow {
     /// The bound that `resident_bytes` is held to when weights stay compressed: file, two decoded row blocks and
     /// activations. `None` for the unquantized model, whose weights are on the heap.
     pub resident_bound_bytes: Option<u64>,
+    /// Zero-shot tasks, in the order in which they were asked for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tasks: Vec<TaskResult>,
+    /// The text that the method was calibrated on; `None` for methods that see weights only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub calibration: Option<CalibrationNote>,
     /// The record of the perplexity, with the cumulative list over windows.
     pub record: PplRecord,
 }
