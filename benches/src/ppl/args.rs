@@ -8,6 +8,7 @@ use gosset_eval::{BosPolicy, PRESETS, PplProtocol, Tail};
 use gosset_runtime::DeviceChoice;
 
 use super::target::{AskedRates, BEST_CODEC, Target, WHY_BEST, describe, targets};
+use super::tasks::TaskArgs;
 
 /// Windows that are scored unless the command line says otherwise.
 const DEFAULT_WINDOWS: usize = 12;
@@ -70,6 +71,12 @@ pub struct Args {
     /// Print JSON instead of a table.
     #[arg(long)]
     pub json: bool,
+    /// Write the JSON to this file too, anew after every row: what is measured survives a run that does not end.
+    #[arg(long, value_name = "FILE")]
+    pub json_out: Option<PathBuf>,
+    /// What is scored beside perplexity.
+    #[command(flatten)]
+    pub tasks: TaskArgs,
     /// Keep the containers in this folder; files of the same name are replaced.
     #[arg(long, value_name = "DIR", conflicts_with = "container")]
     pub keep: Option<PathBuf>,

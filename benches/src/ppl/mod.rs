@@ -23,10 +23,12 @@ mod run;
 mod source_row;
 mod table;
 mod target;
+mod tasks;
 
 pub use args::Args;
 use interrupt::Interrupt;
 use run::{Ended, Run};
+pub use tasks::TaskArgs;
 
 /// Exit code of a run that Ctrl-C ended.
 const INTERRUPTED: u8 = 130;

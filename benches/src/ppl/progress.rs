@@ -74,6 +74,15 @@ impl Progress {
         }
     }
 
+    /// So many questions of a task are done.
+    pub(super) fn questions(&self, label: &str, task: &str, done: usize, of: usize) {
+        let message = format!("{label}: {task}, {done} of {of} questions");
+        if self.plain && done < of {
+            return;
+        }
+        self.say(&message);
+    }
+
     pub(super) fn finish(&self) {
         self.bar.finish_and_clear();
     }

@@ -12,10 +12,12 @@ use anyhow::{Context, Result, bail};
 use gosset_baselines::Rotation;
 use gosset_container::Container;
 use gosset_eval::{
-    EvalReport, PplProtocol, PplRecord, Provenance, Rates, ReportRow, TokenStream, evaluate, join_rows, sha256_hex,
-    sha256_ids, window_spans,
+    EncodeRules, EvalReport, PplProtocol, PplRecord, Provenance, Rates, ReportRow, TokenStream, evaluate, join_rows,
+    sha256_hex, sha256_ids, window_spans,
 };
-use gosset_quantize::{ModelSource, Plan, QuantizeError, QuantizeOptions, QuantizeTarget, RunOptions, plan, run as quantize};
+use gosset_quantize::{
+    ModelSource, Plan, QuantizeError, QuantizeOptions, QuantizeTarget, RunOptions, plan, run as quantize,
+};
 use gosset_runtime::{
     ComputeDevice, LanguageModel, LoadOptions, ModelConfig,
     source::{open_source, resolve_model},
@@ -32,7 +34,9 @@ use super::{
     memory::activations,
     progress::Progress,
     source_row::{describe_embeddings, source_embeddings, source_rates},
+    table,
     target::{BEST_CODEC, Target, WHY_BEST, baseline},
+    tasks::Tasks,
 };
 
 /// Why there is no report.
@@ -58,6 +62,8 @@ struct Tokens {
     ids: Vec<u32>,
     ids_sha256: String,
     tokenizer_sha256: String,
+    /// What the tokenizer puts in front of a text by itself.
+    auto_bos: Option<u32>,
     bos: Option<u32>,
     protocol: PplProtocol,
 }
@@ -92,6 +98,7 @@ pub(super) struct Run<'a> {
     baseline_nll: Option<f64>,
     /// What models had to say, each once.
     warnings: Vec<String>,
+    tasks: Tasks,
     rows: Vec<ReportRow>,
 }
 
@@ -125,6 +132,7 @@ impl<'a> Run<'a> {
             model_name: String::new(),
             baseline_nll: None,
             warnings: Vec::new(),
+            tasks: Tasks::read(&args.tasks)?,
             rows: Vec::new(),
         })
     }
@@ -137,22 +145,34 @@ impl<'a> Run<'a> {
         };
         self.progress.finish();
         outcome?;
-        let (Some(tokens), Some(first)) = (self.tokens, self.rows.first()) else {
-            return Err(anyhow::anyhow!("no row was measured").into());
-        };
-        Ok(EvalReport {
-            model: self.model_name,
-            text_sha256: self.text_sha256,
+        Ok(self.so_far().context("no row was measured")?)
+    }
+
+    /// The report of the rows that are measured; `None` before the first.
+    fn so_far(&self) -> Option<EvalReport> {
+        let (tokens, first) = (self.tokens.as_ref()?, self.rows.first()?);
+        Some(EvalReport {
+            model: self.model_name.clone(),
+            text_sha256: self.text_sha256.clone(),
             protocol: tokens.protocol.name.clone(),
             windows: first.record.result.windows,
             tokens_scored: first.record.result.tokens_scored,
-            settings: tokens.protocol,
-            tokenizer_sha256: tokens.tokenizer_sha256,
-            token_ids_sha256: tokens.ids_sha256,
+            settings: tokens.protocol.clone(),
+            tokenizer_sha256: tokens.tokenizer_sha256.clone(),
+            token_ids_sha256: tokens.ids_sha256.clone(),
             tokens: tokens.ids.len(),
             threads: rayon::current_num_threads(),
-            rows: self.rows,
+            rows: self.rows.clone(),
         })
+    }
+
+    /// One more row; the file of `--json-out` has it before the next begins.
+    fn finished(&mut self, row: ReportRow) -> Result<()> {
+        self.rows.push(row);
+        match (&self.args.json_out, self.so_far()) {
+            (Some(path), Some(report)) => table::write_json(&report, path),
+            _ => Ok(()),
+        }
     }
 
     /// A container that somebody made earlier.
@@ -174,6 +194,7 @@ impl<'a> Run<'a> {
         // Whatever the text, the protocol or the tokenizer may refuse is refused before minutes are spent on quantizing.
         if let (Some(config), Some(tokenizer)) = (source.blob("config.json"), source.blob("tokenizer.json")) {
             self.tokenize(&Tokenizer::from_bytes(tokenizer)?, &ModelConfig::from_json(config)?)?;
+            self.tasks.keep_tokenizer(|| Ok(Tokenizer::from_bytes(tokenizer)?))?;
         }
         if !self.args.no_baseline {
             self.source_row(&*source)?;
@@ -239,7 +260,8 @@ impl<'a> Run<'a> {
         let begin = Instant::now();
         let plan = plan(source, &self.options(&target.codec, target.rate))?;
         let observer = self.progress.observer(&label, &self.interrupt);
-        match self.interrupt.while_writing(|| quantize(&plan, source, None, path, &RunOptions::replacing(), &observer)) {
+        match self.interrupt.while_writing(|| quantize(&plan, source, None, path, &RunOptions::replacing(), &observer))
+        {
             Ok(_) if self.interrupt.raised() => Err(Ended::Interrupted),
             Ok(_) => Ok(begin.elapsed().as_secs_f64()),
             Err(QuantizeError::Cancelled { .. }) => Err(Ended::Interrupted),
@@ -269,7 +291,7 @@ impl<'a> Run<'a> {
             },
         )?;
         self.baseline_nll = Some(row.record.result.mean_nll);
-        self.rows.push(ReportRow { delta_ln: Some(0.0), ..row });
+        self.finished(ReportRow { delta_ln: Some(0.0), ..row })?;
         Ok(())
     }
 
@@ -316,7 +338,7 @@ impl<'a> Run<'a> {
         drop(coded);
         let row = self.score(model, head)?;
         let delta_ln = self.baseline_nll.map(|nll| row.record.result.mean_nll - nll);
-        self.rows.push(ReportRow { delta_ln, baseline: true, source_grid, source_grid_share, fallback_share, ..row });
+        self.finished(ReportRow { delta_ln, baseline: true, source_grid, source_grid_share, fallback_share, ..row })?;
         Ok(())
     }
 
@@ -346,8 +368,9 @@ impl<'a> Run<'a> {
         let label = recipe.as_ref().map_or_else(|| codec.clone(), |r| format!("{codec}@{}", r.target));
         if self.tokens.is_none() {
             // What tokenizing leaves behind (compiled regular expressions) is not the model's: do it before the measurement.
-            let model = LanguageModel::from_container(Arc::clone(&container), &LoadOptions::default())?;
+            let mut model = LanguageModel::from_container(Arc::clone(&container), &LoadOptions::default())?;
             self.tokenize(model.require_tokenizer()?, model.config())?;
+            self.tasks.keep_tokenizer(|| model.take_tokenizer().context("the container has no tokenizer"))?;
         }
         let path = container.path().to_owned();
         drop(container);
@@ -367,7 +390,7 @@ impl<'a> Run<'a> {
         };
         let row = self.score(model, head)?;
         let delta_ln = self.baseline_nll.map(|nll| row.record.result.mean_nll - nll);
-        self.rows.push(ReportRow { delta_ln, ..row });
+        self.finished(ReportRow { delta_ln, ..row })?;
         Ok(())
     }
 
@@ -397,6 +420,7 @@ impl<'a> Run<'a> {
             ids_sha256: sha256_ids(&ids),
             ids,
             tokenizer_sha256: tokenizer.sha256().to_owned(),
+            auto_bos: auto,
             bos,
             protocol,
         });
@@ -441,6 +465,17 @@ impl<'a> Run<'a> {
         let on_device = device_bytes > 0;
         let mapped_bytes = if head.mapped && !on_device { head.file_bytes } else { 0 };
         let resident_bytes = peak_heap_bytes + mapped_bytes + device_bytes;
+        let rules = EncodeRules {
+            context: model.config().max_positions,
+            // What the tokenizer puts in front by itself; otherwise the end of a text stands for an empty one.
+            bos: tokens.auto_bos,
+            empty: tokens.bos.or(model.stop_ids().first().copied()),
+        };
+        let tasks = self.tasks.score(&mut RuntimeLm(&model), &head.label, rules, &mut |task, done, of| {
+            progress.questions(&head.label, task, done, of);
+            if interrupt.raised() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        let Some(tasks) = tasks.with_context(|| head.label.clone())? else { return Err(Ended::Interrupted) };
         let window = tokens.protocol.window.min(result.stream_tokens);
         let needs = activations(model.config(), window, rayon::current_num_threads());
         let bound = (head.mapped && !on_device).then_some(head.file_bytes + 2 * needs.row_block + needs.activations);
@@ -464,6 +499,8 @@ impl<'a> Run<'a> {
             peak_heap_bytes,
             loaded_heap_bytes,
             resident_bound_bytes: bound,
+            tasks,
+            calibration: None,
             record: PplRecord {
                 provenance: Provenance {
                     model: self.model_name.clone(),

@@ -1,13 +1,27 @@
 //! The report, for people and for machines.
 
+use std::fs;
 use std::io::{self, Write as _};
+use std::path::Path;
 
 use anyhow::{Context, Result};
-use gosset_eval::{BosPolicy, EvalReport, ReportRow};
+use gosset_eval::{Accuracy, BosPolicy, EvalReport, ReportRow};
 
 /// Prints the report as JSON.
 pub(super) fn print_json(report: &EvalReport) -> Result<()> {
     to_stdout(&serde_json::to_string_pretty(report)?)
+}
+
+/// Writes the report as JSON to a file, which at any moment is whole: as it was, or as it is.
+pub(super) fn write_json(report: &EvalReport, path: &Path) -> Result<()> {
+    let in_folder = |e: io::Error| anyhow::Error::new(e).context(path.display().to_string());
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    fs::create_dir_all(folder).map_err(in_folder)?;
+    let mut file = tempfile::NamedTempFile::new_in(folder).map_err(in_folder)?;
+    file.write_all(serde_json::to_string_pretty(report)?.as_bytes()).map_err(in_folder)?;
+    file.write_all(b"\n").map_err(in_folder)?;
+    file.persist(path).map_err(|e| in_folder(e.error))?;
+    Ok(())
 }
 
 /// Prints the report as a table with the whole protocol above it.
@@ -77,6 +91,7 @@ fn render(report: &EvalReport) -> String {
         }
         out.push('\n');
     }
+    out.push_str(&tasks(report));
     for row in &report.rows {
         if let Some(bound) = row.resident_bound_bytes {
             let verdict = if row.resident_bytes <= bound { "within" } else { "ABOVE" };
@@ -92,6 +107,27 @@ fn render(report: &EvalReport) -> String {
         report.rows.iter().flat_map(|row| notes(row).into_iter().map(|note| format!("\n{}: {note}", label(row))));
     out.extend(notes);
     out.trim_end().to_owned()
+}
+
+/// One line per row, one column per task; accuracies in percent with their standard errors.
+fn tasks(report: &EvalReport) -> String {
+    let Some(first) = report.rows.first().filter(|row| !row.tasks.is_empty()) else { return String::new() };
+    let mut table: Vec<Vec<String>> = vec![vec!["zero-shot".to_owned()]];
+    table[0].extend(first.tasks.iter().flat_map(|t| [format!("{} acc", t.task), format!("acc_norm (n = {})", t.n)]));
+    for row in &report.rows {
+        let cell = |a: Accuracy| format!("{:.1} +- {:.1}", 100.0 * a.value, 100.0 * a.stderr);
+        let cells = row.tasks.iter().flat_map(|task| [cell(task.acc), cell(task.acc_norm)]);
+        table.push(std::iter::once(label(row)).chain(cells).collect());
+    }
+    let mut out = "\n".to_owned();
+    for row in &table {
+        for (c, cell) in row.iter().enumerate() {
+            let width = table.iter().filter_map(|row| row.get(c)).map(String::len).max().unwrap_or(0);
+            out.push_str(&if c == 0 { format!("{cell:width$}") } else { format!("  {cell:>width$}") });
+        }
+        out.push('\n');
+    }
+    out
 }
 
 fn label(row: &ReportRow) -> String {
