@@ -242,6 +242,9 @@ impl<'a> UniSvqDecoder<'a> {
     /// If there are no such rows or `out` has another length.
     pub fn decode_rows(&self, rows: Range<usize>, out: &mut [f32]) {
         self.check_rows(&rows, out.len());
+        if rows.is_empty() {
+            return;
+        }
         let block = self.row_block();
         let first = rows.start / block * block;
         let end = rows.end.div_ceil(block).saturating_mul(block).min(self.rows);
