@@ -4,6 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use gosset_codec::CodecError;
+use gosset_unisvq::UniSvqError;
 use thiserror::Error;
 
 use crate::manifest::{FORMAT_MAJOR, GENERATOR};
@@ -119,6 +120,16 @@ pub enum ContainerError {
         tensor: String,
         /// The codec's reason.
         source: CodecError,
+    },
+    /// A matrix of grid codes does not fit its planes.
+    #[error("{}: tensor {tensor:?}: {source}", path.display())]
+    UniSvq {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// The reason.
+        source: Box<UniSvqError>,
     },
     /// Several parts are damaged.
     #[error("{}: {} damaged part(s): {}", path.display(), problems.len(), problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]

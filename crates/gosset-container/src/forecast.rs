@@ -1,10 +1,12 @@
 //! What parts of a container take in its file, before it is written.
 
 use gosset_codec::{MatrixHeader, PlaneDtype};
+use gosset_unisvq::UniSvqHeader;
 
 use crate::header::{self, EntryText};
 use crate::manifest::{BlobEntry, Digest, PlaneEntry, Storage, TensorEntry};
 use crate::names;
+use crate::unisvq;
 use crate::writer::{self, ManifestInfo};
 
 /// Bytes of one tensor or side file: an upper bound, missed by the digits of its offsets and of numbers not yet known.
@@ -60,6 +62,27 @@ impl Forecast {
         for p in planes {
             let bytes = p.len.saturating_mul(p.dtype.size() as u64);
             out.add_plane(&names::plane(name, p.name), p.dtype.name(), &[p.len], bytes, max_bytes);
+        }
+        out
+    }
+
+    /// A matrix of grid codes with this header, with or without tuned scales of inputs and outputs.
+    pub fn unisvq(name: &str, source_dtype: &str, header: &UniSvqHeader, is_tuned: bool, max_bytes: u64) -> Self {
+        let codes = header.code_bytes().map_or(u64::MAX, |n| n as u64);
+        let scales = [(unisvq::INPUT_SCALES, header.cols), (unisvq::OUTPUT_SCALES, header.rows)];
+        let planes = [(unisvq::CODES, "U8", codes, 1)]
+            .into_iter()
+            .chain(scales.map(|(plane, len)| (plane, "F16", len, 2)).into_iter().filter(|_| is_tuned));
+        let entry = |plane: &str| PlaneEntry { name: plane.to_owned(), xxh3: Digest(0) };
+        let storage = Storage::UniSvq {
+            source_dtype: source_dtype.to_owned(),
+            header: header.clone(),
+            planes: planes.clone().map(|(plane, ..)| entry(plane)).collect(),
+        };
+        let mut out = Self::of_manifest(&TensorEntry { name: name.to_owned(), storage });
+        for (plane, dtype, len, size) in planes {
+            let bytes = len.saturating_mul(size);
+            out.add_plane(&names::plane(name, plane), dtype, &[len], bytes, max_bytes);
         }
         out
     }

@@ -3,10 +3,13 @@
 use std::ops::AddAssign;
 
 use gosset_entropy::Rate;
+use gosset_unisvq::UniSvqHeader;
 use serde::Serialize;
 
 use crate::error::ContainerError;
-use crate::reader::{Container, Owner};
+use crate::manifest::Storage;
+use crate::reader::{Container, Owner, Slot};
+use crate::unisvq;
 
 /// Kind of a ledger entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -32,7 +35,7 @@ pub struct Causes {
     pub length_bits: u64,
     /// Code parameters and tables.
     pub table_bits: u64,
-    /// Row scales.
+    /// Row scales; tuned scales of inputs and outputs.
     pub scale_bits: u64,
     /// Norms.
     pub norm_bits: u64,
@@ -164,7 +167,10 @@ impl Container {
             let slots = self.slots_of_tensor(index);
             let plane_bits = slots.iter().map(|s| s.n_bytes() * 8).sum();
             let (kind, causes) = match self.unchecked_decoder(index) {
-                None => (EntryKind::Raw, Causes { raw_bits: plane_bits, ..Causes::default() }),
+                None => match &t.storage {
+                    Storage::UniSvq { header, .. } => (EntryKind::Coded, unisvq_causes(header, slots)),
+                    _ => (EntryKind::Raw, Causes { raw_bits: plane_bits, ..Causes::default() }),
+                },
                 Some(decoder) => {
                     let rate = decoder.map(|d| d.rate()).map_err(|source| ContainerError::Coded {
                         path: self.path().to_owned(),
@@ -230,6 +236,16 @@ fn coded_causes(rate: &Rate, plane_bits: u64) -> Causes {
     let named = payload_bits + length_bits + table_bits + scale_bits + norm_bits;
     let padding_bits = plane_bits.saturating_sub(named);
     Causes { payload_bits, length_bits, table_bits, scale_bits, norm_bits, padding_bits, ..Causes::default() }
+}
+
+/// Splits the bits of the planes of a matrix of grid codes: `bits` for each weight, scales, and the ends of rows.
+fn unisvq_causes(header: &UniSvqHeader, slots: &[Slot]) -> Causes {
+    let bits =
+        |codes: bool| slots.iter().filter(|s| (s.plane == unisvq::CODES) == codes).map(|s| s.n_bytes() * 8).sum();
+    let (code_bits, scale_bits): (u64, u64) = (bits(true), bits(false));
+    // The length of the codes was checked when the file was opened.
+    let payload_bits = header.rows.saturating_mul(header.cols).saturating_mul(u64::from(header.bits)).min(code_bits);
+    Causes { payload_bits, scale_bits, padding_bits: code_bits - payload_bits, ..Causes::default() }
 }
 
 fn share_header(header_bytes: u64, entries: &mut [LedgerEntry], n_planes: &[u64]) {

@@ -15,6 +15,7 @@ mod planes;
 mod reader;
 pub mod safetensors_header;
 mod temp_file;
+mod unisvq;
 mod verify;
 mod writer;
 
@@ -26,5 +27,6 @@ pub use manifest::{
     PlaneEntry, Section, Storage, TensorEntry,
 };
 pub use reader::{CodedTensor, Container, RawTensor};
+pub use unisvq::UniSvqTensor;
 pub use verify::{VerifyProgress, VerifyReport};
 pub use writer::{ManifestInfo, Summary, Writer};

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use gosset_codec::{CodeHeader, MatrixHeader, SchemeHeader};
+use gosset_unisvq::UniSvqHeader;
 
 use crate::json::bounded_value;
 
@@ -13,15 +14,15 @@ pub const FORMAT_MAJOR: u32 = 1;
 /// Highest minor format version that this crate writes and knows all of. A step means additions that older readers may ignore,
 /// or codings that they have no words for and refuse by naming what they need.
 ///
-/// 1 added ANS, the entropy-coded trellis and the bit-shift trellis. A file says the lowest version that has all of its codings,
+/// 1 added ANS, the entropy-coded trellis and the bit-shift trellis, 2 matrices of affine-grid codes (UniSVQ). A file says the lowest version that has all of its codings,
 /// so that one with Rice codes alone is still a file of format 1.0.
-pub const FORMAT_MINOR: u32 = 1;
+pub const FORMAT_MINOR: u32 = 2;
 
 /// What this crate calls itself in the files it writes.
 pub const GENERATOR: &str = concat!("gosset ", env!("CARGO_PKG_VERSION"));
 
 /// Lowest program version that reads each minor version of the format.
-pub const NEEDS: [&str; FORMAT_MINOR as usize + 1] = ["gosset 0.1.0", "gosset 0.1.0"];
+pub const NEEDS: [&str; FORMAT_MINOR as usize + 1] = ["gosset 0.1.0", "gosset 0.1.0", "gosset 0.1.0"];
 
 /// Version of the format of one file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,6 +37,7 @@ impl FormatVersion {
     /// The lowest version that has words for all of `tensors`.
     pub(crate) fn of(tensors: &[TensorEntry]) -> Self {
         let minor = |t: &TensorEntry| match &t.storage {
+            Storage::UniSvq { .. } => 2,
             Storage::Coded { header, .. } if !is_rice(header) => 1,
             _ => 0,
         };
@@ -109,6 +111,15 @@ pub enum Storage {
         /// The planes.
         planes: Vec<PlaneEntry>,
     },
+    /// Codes of an affine grid.
+    UniSvq {
+        /// Dtype in the checkpoint.
+        source_dtype: String,
+        /// Everything but codes and tuned scales.
+        header: UniSvqHeader,
+        /// The planes.
+        planes: Vec<PlaneEntry>,
+    },
     /// Kept bit-exact.
     Raw {
         /// Dtype: a safetensors name or a GGUF block type.
@@ -160,9 +171,8 @@ impl TensorEntry {
     /// Shape: rows and columns of a coded matrix, the stored shape of a raw tensor.
     pub fn shape(&self) -> Vec<usize> {
         match &self.storage {
-            Storage::Coded { header, .. } => {
-                [header.rows, header.cols].map(|d| usize::try_from(d).unwrap_or(usize::MAX)).to_vec()
-            }
+            Storage::Coded { header, .. } => matrix_shape(header.rows, header.cols),
+            Storage::UniSvq { header, .. } => matrix_shape(header.rows, header.cols),
             Storage::Raw { shape, .. } => shape.clone(),
         }
     }
@@ -171,19 +181,30 @@ impl TensorEntry {
     pub fn n_weights(&self) -> u64 {
         match &self.storage {
             Storage::Coded { header, .. } => header.rows.saturating_mul(header.cols),
+            Storage::UniSvq { header, .. } => header.rows.saturating_mul(header.cols),
             Storage::Raw { shape, .. } => shape.iter().fold(1u64, |n, &d| n.saturating_mul(d as u64)),
         }
     }
 
-    /// Whether the tensor is compressed.
+    /// Whether the tensor is under a codec, so that [`Container::coded`](crate::Container::coded) hands it out.
     pub fn is_coded(&self) -> bool {
         matches!(self.storage, Storage::Coded { .. })
+    }
+
+    /// Whether the tensor is a matrix of grid codes, so that [`Container::unisvq`](crate::Container::unisvq) hands it out.
+    pub fn is_unisvq(&self) -> bool {
+        matches!(self.storage, Storage::UniSvq { .. })
+    }
+
+    /// Whether the tensor is compressed in any way.
+    pub fn is_quantized(&self) -> bool {
+        self.is_coded() || self.is_unisvq()
     }
 
     /// Dtype in the checkpoint.
     pub fn dtype(&self) -> &str {
         match &self.storage {
-            Storage::Coded { source_dtype, .. } => source_dtype,
+            Storage::Coded { source_dtype, .. } | Storage::UniSvq { source_dtype, .. } => source_dtype,
             Storage::Raw { dtype, .. } => dtype,
         }
     }
@@ -191,10 +212,15 @@ impl TensorEntry {
     /// Number of planes in the file.
     pub fn n_planes(&self) -> usize {
         match &self.storage {
-            Storage::Coded { planes, .. } => planes.len(),
+            Storage::Coded { planes, .. } | Storage::UniSvq { planes, .. } => planes.len(),
             Storage::Raw { .. } => 1,
         }
     }
+}
+
+/// Saturates, because the claim of a hostile file may not fit.
+fn matrix_shape(rows: u64, cols: u64) -> Vec<usize> {
+    [rows, cols].map(|d| usize::try_from(d).unwrap_or(usize::MAX)).to_vec()
 }
 
 /// A 64-bit checksum, written as 16 lowercase hexadecimal digits and read from nothing else.

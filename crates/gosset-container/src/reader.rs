@@ -17,7 +17,7 @@ use crate::manifest::{
     Digest, FORMAT_MAJOR, FORMAT_MINOR, GENERATOR, Manifest, PlaneEntry, Storage, TensorEntry, is_rice,
 };
 use crate::safetensors_header::{self as st, Header, HeaderProblem, HeaderTensor};
-use crate::{file_kind, names, planes};
+use crate::{file_kind, names, planes, unisvq};
 
 /// Sections of format 1, which every reader knows.
 const KNOWN_SECTIONS: [&str; 2] = ["tensors", "blobs"];
@@ -45,7 +45,7 @@ pub(crate) struct Slot {
     /// Name in the safetensors layer.
     pub(crate) stored_name: String,
     /// Name within its owner.
-    plane: String,
+    pub(crate) plane: String,
     pub(crate) dtype: String,
     /// Bytes within the file.
     range: Range<usize>,
@@ -174,6 +174,17 @@ impl Container {
                         n_slots += 1;
                     }
                 }
+                Storage::UniSvq { header, planes, .. } => {
+                    unisvq::check_planes(header, planes, |plane| {
+                        header_tensors.get(names::plane(&entry.name, plane).as_str()).copied()
+                    })
+                    .map_err(|reason| manifest_error(format!("tensor {:?}: {reason}", entry.name)))?;
+                    for p in planes {
+                        take(Owner::Tensor(i), names::plane(&entry.name, &p.name), &p.name, p.xxh3)
+                            .map_err(manifest_error)?;
+                        n_slots += 1;
+                    }
+                }
                 Storage::Raw { dtype, shape, xxh3, .. } => {
                     let t = take(Owner::Tensor(i), names::raw(&entry.name), "", *xxh3).map_err(manifest_error)?;
                     check_raw(t, dtype, shape).map_err(manifest_error)?;
@@ -239,7 +250,7 @@ impl Container {
     pub fn coded(self: &Arc<Self>, name: &str) -> Result<CodedTensor, ContainerError> {
         let index = self.index(name)?;
         if !self.manifest.tensors[index].is_coded() {
-            return Err(self.wrong_kind(name, "kept bit-exact", "a coded one"));
+            return Err(self.wrong_kind(name, "stored in another way", "one under a codec"));
         }
         let range = self.tensor_slots[index].clone();
         for slot in &self.slots[range.clone()] {
@@ -261,7 +272,7 @@ impl Container {
     pub fn raw(&self, name: &str) -> Result<RawTensor<'_>, ContainerError> {
         let index = self.index(name)?;
         let Storage::Raw { dtype, shape, .. } = &self.manifest.tensors[index].storage else {
-            return Err(self.wrong_kind(name, "coded", "one kept bit-exact"));
+            return Err(self.wrong_kind(name, "compressed", "one kept bit-exact"));
         };
         let slot = &self.slots[self.tensor_slots[index].start];
         self.check(slot)?;
@@ -341,7 +352,7 @@ impl Container {
         })
     }
 
-    fn wrong_kind(&self, name: &str, found: &'static str, expected: &'static str) -> ContainerError {
+    pub(crate) fn wrong_kind(&self, name: &str, found: &'static str, expected: &'static str) -> ContainerError {
         ContainerError::WrongKind { path: self.path.clone(), name: name.to_owned(), found, expected }
     }
 }
@@ -361,7 +372,7 @@ impl CodedTensor {
     pub fn header(&self) -> &MatrixHeader {
         match &self.entry().storage {
             Storage::Coded { header, .. } => header,
-            Storage::Raw { .. } => unreachable!("only coded tensors are handed out as such"),
+            _ => unreachable!("only coded tensors are handed out as such"),
         }
     }
 

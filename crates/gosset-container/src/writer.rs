@@ -6,6 +6,7 @@ use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use gosset_codec::{EncodedMatrix, Plane};
+use gosset_unisvq::UniSvqMatrix;
 use serde_json::Value;
 use xxhash_rust::xxh3::Xxh3;
 
@@ -16,7 +17,7 @@ use crate::manifest::{
 };
 use crate::reader::Container;
 use crate::safetensors_header::dtype_bits;
-use crate::{file_kind, names, planes, temp_file};
+use crate::{file_kind, names, planes, temp_file, unisvq};
 
 /// Element sizes in bytes, in the order of the data: descending, so that every plane is aligned to its elements.
 const CLASSES: [u64; 4] = [8, 4, 2, 1];
@@ -149,6 +150,34 @@ impl Writer {
         self.claim("tensor", name)?;
         let planes = self.add_planes(&m.planes, |plane| names::plane(name, plane))?;
         let storage = Storage::Coded { source_dtype: source_dtype.to_owned(), header: m.header.clone(), planes };
+        self.tensors.push(TensorEntry { name: name.to_owned(), storage });
+        Ok(())
+    }
+
+    /// Adds a matrix of affine-grid codes under `name`; `source_dtype` is its dtype in the checkpoint.
+    ///
+    /// # Errors
+    /// [`ContainerError::Input`] for a matrix that no decoder accepts, and those of the other ways to add a tensor.
+    pub fn add_unisvq(&mut self, name: &str, m: &UniSvqMatrix, source_dtype: &str) -> Result<(), ContainerError> {
+        m.decoder().map_err(|e| ContainerError::Input {
+            name: name.to_owned(),
+            what: "grid codes",
+            expected: "a matrix that decodes".to_owned(),
+            found: e.to_string(),
+        })?;
+        self.claim("tensor", name)?;
+        let mut planes = Vec::new();
+        let scales = [(unisvq::INPUT_SCALES, &m.input_scales), (unisvq::OUTPUT_SCALES, &m.output_scales)];
+        let scales =
+            scales.into_iter().filter_map(|(plane, v)| v.as_ref().map(|v| (plane, "F16", unisvq::half_bytes(v))));
+        for (plane, dtype, bytes) in scales {
+            let (stored, len) = (names::plane(name, plane), bytes.len() as u64 / 2);
+            planes.push(PlaneEntry { name: plane.to_owned(), xxh3: self.add_slice(stored, dtype, vec![len], &bytes)? });
+        }
+        let stored = names::plane(name, unisvq::CODES);
+        let xxh3 = self.add_slice(stored, "U8", vec![m.codes.len() as u64], &m.codes)?;
+        planes.insert(0, PlaneEntry { name: unisvq::CODES.to_owned(), xxh3 });
+        let storage = Storage::UniSvq { source_dtype: source_dtype.to_owned(), header: m.header.clone(), planes };
         self.tensors.push(TensorEntry { name: name.to_owned(), storage });
         Ok(())
     }
