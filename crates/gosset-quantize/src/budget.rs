@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
-use gosset_codec::{CodecError, CodecSpec, EncodedMatrix, MatrixHeader, PlaneDtype};
+use gosset_codec::{CodecError, CodecSpec, MatrixHeader, Plane, PlaneDtype};
 use gosset_container::{Forecast, ManifestInfo, PlaneForecast};
 
 use crate::allocate::{self, Demand, ErrorCurve};
@@ -222,8 +222,7 @@ impl Chooser<'_> {
         let (rows, cols) = t.rows_cols();
         let bytes = method.estimate(rows, cols).map_err(of_codec)?.bytes;
         let (Method::Codec(spec) | Method::Feedback(spec)) = method else {
-            let forecast = Forecast::raw(&t.name, "U8", &[bytes as usize], bytes, "unisvq", max_bytes);
-            return Ok(Part { forecast, is_coded: true });
+            return self.grid(t, method, max_bytes);
         };
         // The header does not depend on the rate but for the digits of its numbers.
         let key = (method.name(), cols);
@@ -241,6 +240,19 @@ impl Chooser<'_> {
         Ok(Part { forecast, is_coded: true })
     }
 
+    /// A tensor to be quantized by the affine grid.
+    fn grid(&mut self, t: &TensorInfo, method: &Method, max_bytes: u64) -> Result<Part, QuantizeError> {
+        let (rows, cols) = t.rows_cols();
+        let header = method
+            .grid_header(rows, cols)
+            .map_err(|source| QuantizeError::UniSvq { tensor: t.name.clone(), source })?;
+        let is_tuned = method.is_tuned();
+        let mut forecast = Forecast::unisvq(&t.name, &t.dtype, &header, is_tuned, max_bytes);
+        let text = serde_json::to_string(&header).unwrap_or_default();
+        forecast.header_bytes += missing_digits_of(&text);
+        Ok(Part { forecast, is_coded: true })
+    }
+
     fn coded_at(&mut self, free: &Free<'_>, rate: f64, max_bytes: u64) -> Result<Part, QuantizeError> {
         self.coded(free.tensor, &free.method.at_payload(rate), max_bytes)
     }
@@ -253,16 +265,22 @@ fn sample(spec: &CodecSpec, cols: usize) -> Result<Sample, CodecError> {
     Ok((encoded.header, planes))
 }
 
-/// What an encoded matrix takes as tensor `t` of a file of at most `max_bytes`.
-pub(crate) fn forecast_of(t: &TensorInfo, encoded: &EncodedMatrix, max_bytes: u64) -> Forecast {
-    let plane = |p: &gosset_codec::Plane<'_>| (p.name.to_string(), p.data.dtype(), p.data.len() as u64);
-    let planes: Vec<_> = encoded.planes.iter().map(plane).collect();
-    let planes: Vec<_> =
-        planes.iter().map(|(name, dtype, len)| PlaneForecast { name, dtype: *dtype, len: *len }).collect();
-    Forecast::coded(&t.name, &t.dtype, &encoded.header, &planes, max_bytes)
+/// What a matrix with that header and these planes takes as tensor `t` of a file of at most `max_bytes`.
+pub(crate) fn forecast_of(t: &TensorInfo, header: &MatrixHeader, planes: &[Plane<'_>], max_bytes: u64) -> Forecast {
+    fn forecast<'a>(p: &'a Plane<'_>) -> PlaneForecast<'a> {
+        PlaneForecast { name: &p.name, dtype: p.data.dtype(), len: p.data.len() as u64 }
+    }
+    let planes: Vec<PlaneForecast<'_>> = planes.iter().map(forecast).collect();
+    Forecast::coded(&t.name, &t.dtype, header, &planes, max_bytes)
 }
 
 impl Budget {
+    /// Takes note of what the manifest says about origin and options.
+    pub(crate) fn set_frame(&mut self, info: &ManifestInfo) -> Result<(), QuantizeError> {
+        self.frame = Forecast::frame(info).map_err(|reason| QuantizeError::Recipe { reason })?;
+        Ok(())
+    }
+
     /// Bytes charged against the limit, as things are: an upper bound.
     fn charged(&self) -> u64 {
         match self.limit {
@@ -437,6 +455,11 @@ impl Pace {
         None
     }
 
+    /// Takes note of what a tensor that was taken became later.
+    pub(crate) fn change(&mut self, index: usize, forecast: Forecast) {
+        self.budget.replace(index, Part { forecast, is_coded: true });
+    }
+
     /// Checks the finished container, whose header has that length.
     pub(crate) fn check(&self, header_bytes: u64) -> Result<(), QuantizeError> {
         let mut exact = self.budget.clone();
@@ -477,7 +500,11 @@ fn sample_row(cols: usize) -> Vec<f32> {
 
 /// Bytes by which the numbers with a fraction in a header may be longer than they are.
 fn missing_digits(header: &MatrixHeader) -> u64 {
-    let text = serde_json::to_string(header).unwrap_or_default();
+    missing_digits_of(&serde_json::to_string(header).unwrap_or_default())
+}
+
+/// The same of the text of a header.
+fn missing_digits_of(text: &str) -> u64 {
     let is_number = |c: char| c.is_ascii_digit() || matches!(c, '.' | '-' | '+' | 'e' | 'E');
     let numbers = text.split(|c| !is_number(c)).filter(|word| word.contains('.'));
     numbers.map(|word| FRACTION_DIGITS.saturating_sub(word.len()) as u64).sum()

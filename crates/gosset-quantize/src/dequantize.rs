@@ -158,6 +158,7 @@ pub fn dequantize(
         observer.event(&Event::Started { tensor, index, total, n_weights });
         match &entry.storage {
             Storage::Coded { .. } => expand_coded(container, tensor, dtype, &mut file).map_err(|e| e.at(out_dir))?,
+            Storage::UniSvq { .. } => expand_unisvq(container, tensor, dtype, &mut file).map_err(|e| e.at(out_dir))?,
             _ if *expand => expand_raw(container, tensor, dtype, blocks, &mut file).map_err(|e| e.at(out_dir))?,
             _ => file.write_all(container.raw(tensor)?.bytes).map_err(io("writing"))?,
         }
@@ -219,7 +220,7 @@ fn layout<'a>(
             Storage::Raw { dtype, .. } => dtype_bits(dtype).filter(|bits| bits % 8 == 0),
             _ => None,
         };
-        let expand = !entry.is_coded() && plain.is_none();
+        let expand = !entry.is_quantized() && plain.is_none();
         if expand && blocks.is_none() {
             return Err(QuantizeError::RawDequantize {
                 tensor: entry.name.clone(),
@@ -309,6 +310,27 @@ fn expand_coded(
         decoder
             .decode_rows(block, &mut values, &mut DecodeScratch::new())
             .map_err(|source| ExpandError::Other(QuantizeError::Codec { tensor: name.to_owned(), source }))?;
+        overflow.append(dtype, &values, bytes);
+        Ok(())
+    })?;
+    overflow.check(name, dtype)
+}
+
+fn expand_unisvq(
+    container: &Arc<Container>,
+    name: &str,
+    dtype: FloatDtype,
+    out: &mut impl Write,
+) -> Result<(), ExpandError> {
+    let other = |e: ContainerError| ExpandError::Other(e.into());
+    let tensor = container.unisvq(name).map_err(other)?;
+    let decoder = tensor.decoder().map_err(other)?;
+    let (rows, cols, unit) = (decoder.rows(), decoder.cols(), decoder.row_block());
+    let step = unit * (BLOCK_VALUES / (unit * cols).max(1)).max(1);
+    let overflow = Overflow::default();
+    in_blocks(rows, step, out, |block, bytes| {
+        let mut values = vec![0f32; block.len() * cols];
+        decoder.decode_rows(block, &mut values);
         overflow.append(dtype, &values, bytes);
         Ok(())
     })?;

@@ -246,13 +246,15 @@ pub enum QuantizeError {
     },
     /// No method has that name.
     #[error(
-        "unknown method `{name}`, expected one of the codecs {codecs}, each with or without +feedback, or unisvq with its variants"
+        "unknown method `{name}`, expected one of {codecs}; {with_feedback} with +feedback; or unisvq with its variants"
     )]
     UnknownMethod {
         /// The name found.
         name: String,
         /// The codecs there are.
         codecs: String,
+        /// Those of them that have a form with feedback.
+        with_feedback: String,
     },
     /// The method cannot be asked for that rate.
     #[error("{method} cannot reach {asked} bits per weight, expected {expected}")]

@@ -3,14 +3,16 @@
 //! | name | what | needs calibration |
 //! |---|---|---|
 //! | `NAME` of [`gosset_codec::codecs`] | rounding tensor by tensor | no |
-//! | `NAME+feedback` | the same code, every column rounded in the light of the errors of others | yes |
+//! | `NAME+feedback`, all but Rice codes | the same code, every column rounded in the light of the errors of others | yes |
 //! | `unisvq`, `unisvq-d8`, … | the affine grid of [`gosset_unisvq`] with error feedback, 2 to 4 bits | yes |
 //! | `unisvq…+ft` | the same, each block tuned to its unquantized outputs afterwards | yes |
 
 use gosset_codec::{CodecError, CodecInfo, CodecSpec, RateTarget, RotationSpec, codecs};
-use gosset_unisvq::{Incoherence, UniSvqSpec, row_bytes};
+use gosset_unisvq::{DampingSpec, Incoherence, UniSvqError, UniSvqHeader, UniSvqSpec, row_bytes};
+use serde_json::{Value, json};
 
 use crate::error::QuantizeError;
+use crate::feedback::{self, FeedbackOptions};
 
 /// What is appended to the name of a codec for error feedback.
 const FEEDBACK: &str = "+feedback";
@@ -79,7 +81,7 @@ pub(crate) struct MethodEstimate {
     pub(crate) snr_db: f64,
 }
 
-/// All methods, for help texts: every codec, every codec with feedback, the common variants of the affine grid without and with tuning.
+/// All methods, for help texts: every codec, those that have a form with feedback, the common variants of the affine grid without and with tuning.
 ///
 /// [`Method::parse`] knows more variants of the grid: see [`UniSvqSpec::named`].
 ///
@@ -92,7 +94,7 @@ pub(crate) struct MethodEstimate {
 /// ```
 pub fn methods() -> Vec<MethodInfo> {
     let plain = codecs().iter().map(of_codec);
-    let feedback = codecs().iter().map(with_feedback);
+    let feedback = codecs().iter().filter(|c| has_feedback(c)).map(with_feedback);
     let unisvq = UNISVQ_VARIANTS.iter().map(|(name, about)| grid_info(name, about));
     let tuned = UNISVQ_VARIANTS[..1]
         .iter()
@@ -115,6 +117,10 @@ fn of_codec(codec: &CodecInfo) -> MethodInfo {
         rates: codec.rates.map(<[f64]>::to_vec),
         needs_calibration: false,
     }
+}
+
+fn has_feedback(codec: &CodecInfo) -> bool {
+    CodecSpec::named(codec.name, codec.min_bps).is_ok_and(|spec| feedback::is_supported(&spec.scheme))
 }
 
 fn with_feedback(codec: &CodecInfo) -> MethodInfo {
@@ -151,6 +157,7 @@ impl Method {
             return Ok(Method::UniSvq { spec, tune });
         }
         match name.strip_suffix(FEEDBACK) {
+            Some(_) if Self::info(name).is_err() => Err(unknown(name)),
             Some(codec) => CodecSpec::named(codec, rate).map(Method::Feedback).map_err(|e| of_name(name, e)),
             None => CodecSpec::named(name, rate).map(Method::Codec).map_err(|e| of_name(name, e)),
         }
@@ -233,6 +240,39 @@ impl Method {
         }
     }
 
+    /// What the header of a matrix of the affine grid looks like, a tuned one having a map of its own.
+    ///
+    /// # Errors
+    /// Those of the encoder for a shape that has no frames.
+    pub(crate) fn grid_header(&self, rows: usize, cols: usize) -> Result<UniSvqHeader, UniSvqError> {
+        let Method::UniSvq { spec, tune } = self else {
+            return Err(UniSvqError::Parameter { name: "method", expected: UNISVQ.into(), found: self.name() });
+        };
+        // Frames depend on the widths alone: two thin matrices show both.
+        let encoder = UniSvqSpec { scales: vec![1.0], passes: 0, ..spec.clone() }.check()?;
+        let input = encoder.encode(&vec![0.0; cols], 1, cols, None)?.0.header;
+        let output = encoder.encode(&vec![0.0; rows], rows, 1, None)?.0.header.output;
+        let affine = tune.then(|| input.affine_map()).or_else(|| input.affine.clone());
+        Ok(UniSvqHeader { rows: rows as u64, scale: 0.125, affine, output, ..input })
+    }
+
+    /// Everything that decides the result besides name, rate and frame, at the values it has: what a recipe holds of methods that
+    /// need a calibration. `None` for a codec by itself.
+    pub(crate) fn settings(&self) -> Option<Value> {
+        let damping = DampingSpec::default();
+        match self {
+            Method::Codec(_) => None,
+            Method::Feedback(_) => Some(json!({ "damping": damping, "feedback": FeedbackOptions::default() })),
+            Method::UniSvq { spec, .. } => {
+                let at = |bits: f64| match self.at_payload(bits) {
+                    Method::UniSvq { spec, .. } => spec,
+                    _ => spec.clone(),
+                };
+                Some(json!({ "damping": damping, "unisvq": UNISVQ_BITS.map(at) }))
+            }
+        }
+    }
+
     /// What a matrix is expected to take.
     pub(crate) fn estimate(&self, rows: usize, cols: usize) -> Result<MethodEstimate, CodecError> {
         let of_codec = |spec: &CodecSpec| {
@@ -272,8 +312,9 @@ fn listed(rates: &[f64]) -> String {
 }
 
 fn unknown(name: &str) -> QuantizeError {
-    QuantizeError::UnknownMethod {
-        name: name.to_owned(),
-        codecs: codecs().iter().map(|c| c.name).collect::<Vec<_>>().join(", "),
-    }
+    let names = |of: fn(&CodecInfo) -> bool| {
+        let names: Vec<&str> = codecs().iter().filter(|c| of(c)).map(|c| c.name).collect();
+        names.join(", ")
+    };
+    QuantizeError::UnknownMethod { name: name.to_owned(), codecs: names(|_| true), with_feedback: names(has_feedback) }
 }

@@ -15,6 +15,27 @@ pub enum Event<'a> {
         /// How many there are.
         total: usize,
     },
+    /// An unfinished run is taken up.
+    Resumed {
+        /// Tensors that were finished before.
+        done: usize,
+        /// How many are to be quantized.
+        total: usize,
+    },
+    /// The inputs of a tensor are being computed.
+    Calibrating {
+        /// The tensor.
+        tensor: &'a str,
+        /// Its number, from 0.
+        index: usize,
+        /// How many there are.
+        total: usize,
+    },
+    /// The matrices of a block are being tuned.
+    Tuning {
+        /// The block.
+        block: &'a str,
+    },
     /// A tensor is being worked on.
     Started {
         /// The tensor.
@@ -67,7 +88,7 @@ pub trait Observer: Sync {
     /// Called for every event, on the thread of the run.
     fn event(&self, event: &Event<'_>);
 
-    /// Asked between tensors; `true` stops the run, which leaves nothing behind.
+    /// Asked between tensors; `true` stops the run, which leaves nothing behind, or its work folder if it can be taken up again.
     fn cancelled(&self) -> bool {
         false
     }

@@ -7,6 +7,7 @@ use gosset_container::GENERATOR;
 
 use crate::calibration::CalibrationRecord;
 use crate::error::QuantizeError;
+use crate::method::Method;
 use crate::target::{Allocation, QuantizeTarget};
 
 /// Everything that decides the bytes of a container besides its input.
@@ -105,10 +106,23 @@ impl QuantizeOptions {
 
     /// The recipe that is stored in a container: every option with its value, defaults included, and the version of the program.
     pub fn to_recipe(&self) -> Value {
-        serde_json::json!({ "verb": "quantize", "program": GENERATOR, "options": self })
+        let mut recipe = serde_json::json!({ "verb": "quantize", "program": GENERATOR, "options": self });
+        if let Some(settings) = self.settings() {
+            recipe["settings"] = settings;
+        }
+        recipe
+    }
+
+    /// What the method does by default and no option changes; `None` for codecs by themselves.
+    fn settings(&self) -> Option<Value> {
+        let rate = Method::info(&self.codec).ok()?.min_bps;
+        Method::parse(&self.codec, rate).ok()?.in_frame(self.tile, self.seed).ok()?.settings()
     }
 
     /// The options of a recipe. Quantizing the same input with them gives the same bytes, by the program the recipe names.
+    ///
+    /// # Errors
+    /// [`QuantizeError::Recipe`] for a recipe that is none, or whose method had other settings than this program gives it.
     ///
     /// ```
     /// use gosset_quantize::QuantizeOptions;
@@ -118,7 +132,15 @@ impl QuantizeOptions {
     /// ```
     pub fn from_recipe(recipe: &Value) -> Result<Self, QuantizeError> {
         let options = recipe.get("options").cloned().unwrap_or(Value::Null);
-        serde_json::from_value(options).map_err(|e| QuantizeError::Recipe { reason: e.to_string() })
+        let options: Self =
+            serde_json::from_value(options).map_err(|e| QuantizeError::Recipe { reason: e.to_string() })?;
+        let (made_with, ours) = (recipe.get("settings"), options.settings());
+        if made_with != ours.as_ref() {
+            let [expected, found] = [ours.as_ref(), made_with].map(|v| v.unwrap_or(&Value::Null).to_string());
+            let reason = format!("settings of {}: expected {expected}, found {found}", options.codec);
+            return Err(QuantizeError::Recipe { reason });
+        }
+        Ok(options)
     }
 }
 

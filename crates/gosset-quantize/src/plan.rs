@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use gosset_container::{ContainerKind, ManifestInfo};
 use serde_json::{Value, json};
 
-use crate::budget::{self, Budget, Choice, Planned};
+use crate::budget::{self, Budget, Choice, Pace, Planned};
+use crate::calibration::CalibrationRecord;
 use crate::error::{QuantizeError, SourceError};
 use crate::method::{Method, MethodInfo};
 use crate::options::{OverrideAction, QuantizeOptions};
@@ -206,13 +207,16 @@ fn choose_rates(
     codec: &MethodInfo,
     free: &[bool],
 ) -> Result<(), QuantizeError> {
+    // Norms that may be tuned are f32 afterwards.
+    let widened: Vec<Option<TensorInfo>> = plan.items.iter().map(|item| plan.widened(item)).collect();
     let planned: Vec<Planned<'_>> = plan
         .items
         .iter()
         .zip(free)
-        .map(|(item, &is_free)| match &item.action {
+        .zip(&widened)
+        .map(|((item, &is_free), widened)| match &item.action {
             Action::Quantize { method, .. } => Planned::Coded { tensor: &item.tensor, method, is_free },
-            Action::Keep { reason, .. } => Planned::Kept { tensor: &item.tensor, reason },
+            Action::Keep { reason, .. } => Planned::Kept { tensor: widened.as_ref().unwrap_or(&item.tensor), reason },
             Action::Skip { .. } => Planned::Skipped,
         })
         .collect();
@@ -246,6 +250,50 @@ fn check_weights(tensors: &[TensorInfo], options: &QuantizeOptions) -> Result<()
 }
 
 impl Plan {
+    /// Whether any tensor is to be quantized by a method that wants to know its inputs.
+    pub fn needs_calibration(&self) -> bool {
+        self.items.iter().any(|i| matches!(&i.action, Action::Quantize { method, .. } if method.needs_calibration()))
+    }
+
+    /// What keeps a run to the target; `None` where every tensor has its payload.
+    pub(crate) fn pace(&self) -> Option<Pace> {
+        self.budget.as_ref().filter(|_| self.options.payload_bps().is_none()).map(Pace::new)
+    }
+
+    /// Whether blocks are tuned.
+    pub(crate) fn is_tuned(&self) -> bool {
+        self.items.iter().any(|i| matches!(&i.action, Action::Quantize { method, .. } if method.is_tuned()))
+    }
+
+    /// A norm of a block that is tuned, as it is stored then.
+    fn widened(&self, item: &PlanItem) -> Option<TensorInfo> {
+        let t = &item.tensor;
+        let is_norm = t.shape.len() == 1 && block_of(&t.name).is_some() && t.name.ends_with("norm.weight");
+        (is_norm && self.is_tuned()).then(|| TensorInfo {
+            dtype: "F32".to_owned(),
+            n_bytes: t.n_weights().saturating_mul(4),
+            ..t.clone()
+        })
+    }
+
+    /// The plan with the record of the calibration at hand.
+    ///
+    /// # Errors
+    /// [`QuantizeError::CalibrationDiffers`] if its options ask for another.
+    pub(crate) fn calibrated(&self, record: CalibrationRecord) -> Result<Plan, QuantizeError> {
+        if let Some(asked) = self.options.calibration.as_ref().filter(|asked| **asked != record) {
+            let [expected, found] = [asked, &record].map(|r| serde_json::to_string(r).unwrap_or_default());
+            return Err(QuantizeError::CalibrationDiffers { expected, found });
+        }
+        let mut plan = self.clone();
+        plan.options.calibration = Some(record);
+        let info = plan.manifest_info();
+        if let Some(budget) = &mut plan.budget {
+            budget.set_frame(&info)?;
+        }
+        Ok(plan)
+    }
+
     /// The side file `name` as it is written.
     pub(crate) fn blob<'a>(&'a self, name: &str, bytes: &'a [u8]) -> &'a [u8] {
         match &self.patched_config {
@@ -295,6 +343,19 @@ impl Plan {
             largest_tensor_bytes: largest,
         }
     }
+}
+
+/// The block that a tensor belongs to: its name up to the first number, `model.layers.3` for `model.layers.3.mlp.up_proj.weight`.
+pub(crate) fn block_of(name: &str) -> Option<&str> {
+    let mut end = 0;
+    for part in name.split('.') {
+        end += part.len();
+        if !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit()) {
+            return Some(&name[..end]);
+        }
+        end += 1;
+    }
+    None
 }
 
 fn item(index: usize, tensor: &TensorInfo, action: Action) -> Result<PlanItem, QuantizeError> {

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 
 use gosset_container::Causes;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::calibration::{CalibrationRecord, TuneReport};
 use crate::target::{Allocation, QuantizeTarget};
 use crate::tie::TieDecision;
 
@@ -50,8 +51,65 @@ pub struct Report {
     pub fallbacks: Vec<Fallback>,
     /// Everything the user should know.
     pub warnings: Vec<String>,
+    /// What the calibration saw and did; `None` for methods without.
+    pub calibration: Option<CalibrationSummary>,
     /// The options, as stored in the container.
     pub recipe: Value,
+}
+
+/// What a calibration saw and what it led to.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct CalibrationSummary {
+    /// Text, tokens, window, seed.
+    pub record: CalibrationRecord,
+    /// Tensors whose inputs were seen.
+    pub n_tensors: u64,
+    /// Quantized tensors whose inputs were not seen, such as embeddings: the method without calibration was used.
+    pub unseen: Vec<String>,
+    /// Inputs that were zero in every token, over all tensors, each as often as tensors read it.
+    pub dead_inputs: u64,
+    /// Tensors with such inputs.
+    pub n_tensors_with_dead_inputs: u64,
+    /// Tensors whose second moments needed more damping than usual.
+    pub n_raised: u64,
+    /// Tensors that a simpler method was better for.
+    pub n_simpler: u64,
+    /// What tuning gained, block by block, in the order of the model.
+    pub tuned: Vec<TunedFigures>,
+    /// Seconds in which activations and second moments were computed, by this run alone if it took up another.
+    pub calibrating_s: f64,
+    /// Seconds of everything else between the first tensor and the last.
+    pub quantizing_s: f64,
+}
+
+/// What tuning gained in one block.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TunedFigures {
+    /// The block, such as `model.layers.0`.
+    pub block: String,
+    /// Losses and epochs; `None` if nothing was gained.
+    pub report: Option<TuneReport>,
+}
+
+/// Figures of error feedback in one tensor. Proxies are tr((W − Ŵ) H (W − Ŵ)ᵀ) / tr(W H Wᵀ) for the damped second moments H.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct FeedbackFigures {
+    /// Relative proxy of plain rounding.
+    pub proxy_before: f64,
+    /// Relative proxy of what is stored.
+    pub proxy: f64,
+    /// Damping that was used, as a share of the mean diagonal of the second moments.
+    pub sigma: f64,
+    /// How often damping was raised.
+    pub raises: u32,
+    /// The simpler method that took the place of feedback, and why.
+    pub simpler: Option<String>,
+    /// Inputs that were zero in every token of the calibration.
+    pub dead_inputs: u64,
+    /// Tokens that the second moments are means of.
+    pub tokens: u64,
+    /// The factor c of the affine grid that was chosen; `None` for other methods.
+    pub scale: Option<f64>,
 }
 
 /// What happened to one tensor.
@@ -87,6 +145,11 @@ pub struct TensorReport {
     pub weight: Option<f64>,
     /// Rows stored exactly because no scale fits them.
     pub exact_rows: u64,
+    /// The method that was used: the one asked for, or the one without calibration where inputs were not seen; `None` for tensors
+    /// that are not quantized.
+    pub method: Option<String>,
+    /// Figures of error feedback; `None` without.
+    pub feedback: Option<FeedbackFigures>,
 }
 
 /// Tensors that stayed wider than asked for one reason.

@@ -5,6 +5,10 @@ use std::io::{self, Write};
 use rayon::prelude::*;
 
 use crate::error::{QuantizeError, SourceError};
+use crate::observer::{Event, Observer};
+use crate::plan::{Action, Plan};
+use crate::policy::is_float;
+use crate::run::is_stored;
 use crate::source::ModelSource;
 
 /// Values read at a time, in whole rows.
@@ -43,6 +47,61 @@ struct RowStats {
     n_nan: u64,
     n_inf: u64,
     first_bad: Option<(usize, f32)>,
+}
+
+/// Scans every tensor that is stored and tells what the user should know.
+///
+/// # Errors
+/// [`QuantizeError::NonFinite`] and [`QuantizeError::BeyondF32`] for values that cannot be coded, [`QuantizeError::Cancelled`].
+pub(crate) fn scan_all(
+    plan: &Plan,
+    source: &dyn ModelSource,
+    observer: &dyn Observer,
+    warnings: &mut Vec<String>,
+) -> Result<(), QuantizeError> {
+    let total = plan.items.len();
+    let mut bad = Vec::new();
+    for (index, item) in plan.items.iter().enumerate() {
+        if observer.cancelled() {
+            return Err(QuantizeError::Cancelled { done: 0, total });
+        }
+        if !is_float(&item.tensor.dtype) || !is_stored(item) {
+            continue;
+        }
+        let tensor = item.tensor.name.as_str();
+        observer.event(&Event::Scanning { tensor, index, total });
+        let findings = scan(source, item.index)?;
+        let quantized = matches!(item.action, Action::Quantize { .. });
+        let mut warn = |message: String| {
+            observer.event(&Event::Warning { message: &message });
+            warnings.push(message);
+        };
+        if let (Some((row, column, value)), false) = (findings.first_beyond, quantized) {
+            warn(format!(
+                "tensor {tensor:?} is kept as it is, with {} value(s) that do not fit f32, the first ({value:e}) at row {row}, column {column}",
+                findings.n_beyond
+            ));
+        }
+        match (&findings.first_bad, quantized) {
+            _ if quantized && findings.is_bad() => bad.push((tensor, findings)),
+            (Some((row, column, value)), false) => warn(format!(
+                "tensor {tensor:?} is kept as it is, with {} NaN and {} infinite values, the first ({value}) at row {row}, column {column}",
+                findings.n_nan, findings.n_inf
+            )),
+            (None, true) => {
+                if let Some((n, row, column, value)) = findings.outliers {
+                    warn(format!(
+                        "tensor {tensor:?}: {n} outlier(s) beyond 1000 times the median row RMS, the largest ({value}) at row {row}, column {column}"
+                    ));
+                }
+            }
+            _ => {}
+        }
+    }
+    match bad.first().and_then(|(tensor, findings)| non_finite(tensor, findings, bad.len())) {
+        Some(error) => Err(error),
+        None => Ok(()),
+    }
 }
 
 /// Scans one tensor, several row blocks at a time.

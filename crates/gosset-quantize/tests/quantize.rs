@@ -167,7 +167,7 @@ fn a02_impossible_overrides_are_refused_by_name() {
     }
     assert!(matches!(case.plan(&with(&["nothing.*=3"])), Err(QuantizeError::OverrideUnmatched { .. })));
     assert!(matches!(case.plan(&e8(0.5)), Err(QuantizeError::Options(_))));
-    assert!(matches!(case.plan(&QuantizeOptions::new("e9-rice", 3.0)), Err(QuantizeError::Options(_))));
+    assert!(matches!(case.plan(&QuantizeOptions::new("e9-rice", 3.0)), Err(QuantizeError::UnknownMethod { .. })));
     let odd_tile = QuantizeOptions { tile: 96, ..e8(3.0) };
     assert!(matches!(case.plan(&odd_tile), Err(QuantizeError::Options(_))));
 }

@@ -1,0 +1,414 @@
+//! The run that keeps what is finished: in the order of the activations, part by part, composed at the end in the order of the source.
+
+use std::collections::HashMap;
+use std::io::{self, Write};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use gosset_container::{Container, Writer};
+use gosset_unisvq::UniSvqMatrix;
+use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+use crate::budget::Pace;
+use crate::calibration::{Activations, TunedBlock};
+use crate::encode::{Measured, encode};
+use crate::error::{QuantizeError, SourceError};
+use crate::observer::{Event, Observer};
+use crate::plan::{Action, Plan, PlanItem, block_of};
+use crate::report::{Report, TunedFigures};
+use crate::run::{RunOptions, finish, is_there, keep};
+use crate::scan::scan_all;
+use crate::source::ModelSource;
+use crate::stored::{Stored, forecast_in, values_in};
+use crate::summary::{CalibrationCourse, report};
+use crate::work::{self, WorkFolder};
+
+/// Why a norm is f32 in the output.
+const TUNED: &str = "tuned";
+
+/// What is finished together: a tensor, or the tensors of a block that is tuned. Indices of the plan in the order of the work.
+#[derive(Debug)]
+struct Unit {
+    items: Vec<usize>,
+    /// The block, if it is tuned.
+    block: Option<String>,
+}
+
+/// Figures of a part, kept with it.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Figures {
+    /// By tensor name.
+    measured: Vec<(String, Measured)>,
+    tuned: Option<TunedFigures>,
+}
+
+/// A run under way.
+pub(crate) struct Resumable<'a> {
+    plan: &'a Plan,
+    source: &'a dyn ModelSource,
+    activations: Option<&'a mut dyn Activations>,
+    observer: &'a dyn Observer,
+    pace: Option<Pace>,
+    /// By index of the plan.
+    measured: Vec<Measured>,
+    tuned: Vec<TunedFigures>,
+    /// The part that holds a tensor, by name.
+    parts: HashMap<String, Arc<Container>>,
+    calibrating: Duration,
+    /// Tensors that are finished, and how many there are to be.
+    done: usize,
+    total: usize,
+    weights_done: u64,
+    started: Instant,
+}
+
+impl<'a> Resumable<'a> {
+    pub(crate) fn new(
+        plan: &'a Plan,
+        source: &'a dyn ModelSource,
+        activations: Option<&'a mut dyn Activations>,
+        observer: &'a dyn Observer,
+    ) -> Self {
+        Resumable {
+            plan,
+            source,
+            activations,
+            observer,
+            pace: plan.pace(),
+            measured: vec![Measured::default(); plan.items.len()],
+            tuned: Vec::new(),
+            parts: HashMap::new(),
+            calibrating: Duration::ZERO,
+            done: 0,
+            total: plan.items.iter().filter(|item| is_quantized(item)).count(),
+            weights_done: 0,
+            started: Instant::now(),
+        }
+    }
+
+    pub(crate) fn run(mut self, out: &Path, options: &RunOptions) -> Result<Report, QuantizeError> {
+        let folder = work::folder_of(out);
+        let writer = match Writer::create(out, options.overwrite) {
+            Ok(writer) => Some(writer),
+            // Perhaps a run that was killed after its last step.
+            Err(e) if is_there(&e) && folder.is_dir() && !options.restart => None,
+            Err(e) => return Err(e.into()),
+        };
+        let units = self.units()?;
+        let recipe = self.plan.options.to_recipe();
+        let job = work::job(identity(self.plan, self.source)?, &recipe, self.activations.is_some());
+        let work = WorkFolder::open(out, &job, options.restart)?;
+        let Some(mut writer) = writer else { return self.finished_before(out, work, &units) };
+
+        let mut warnings = self.plan.warnings.clone();
+        warnings.iter().for_each(|message| self.observer.event(&Event::Warning { message }));
+        scan_all(self.plan, self.source, self.observer, &mut warnings)?;
+        self.take_up(&work, &units)?;
+        self.started = Instant::now();
+        for unit in &units {
+            if !self.parts.contains_key(self.name(unit.items[0])) {
+                self.work_on(&work, unit)?;
+            }
+        }
+        self.check_cancelled(&work)?;
+
+        self.compose(&mut writer)?;
+        finish(self.plan, self.source, writer, self.pace.as_ref(), self.observer)?;
+        let report = self.report(out, warnings)?;
+        self.parts.clear();
+        work.remove()?;
+        Ok(report)
+    }
+
+    /// The report of a run that was complete but for its work folder.
+    fn finished_before(mut self, out: &Path, work: WorkFolder, units: &[Unit]) -> Result<Report, QuantizeError> {
+        let exists = || gosset_container::ContainerError::Exists { path: out.to_owned() };
+        self.take_up(&work, units)?;
+        let is_ours = self.done == self.total && {
+            let found = Container::open(out)?;
+            let info = self.plan.manifest_info();
+            found.verify()?;
+            (&found.manifest().source, &found.manifest().recipe) == (&info.source, &info.recipe)
+        };
+        if !is_ours {
+            return Err(exists().into());
+        }
+        let report = self.report(out, self.plan.warnings.clone())?;
+        self.parts.clear();
+        work.remove()?;
+        Ok(report)
+    }
+
+    fn report(&self, out: &Path, warnings: Vec<String>) -> Result<Report, QuantizeError> {
+        let ledger = Container::open(out)?.ledger()?;
+        let course = self.plan.options.calibration.clone().filter(|_| self.activations.is_some()).map(|record| {
+            let quantizing = self.started.elapsed().saturating_sub(self.calibrating);
+            CalibrationCourse {
+                record,
+                tuned: self.tuned.clone(),
+                calibrating_s: self.calibrating.as_secs_f64(),
+                quantizing_s: quantizing.as_secs_f64(),
+            }
+        });
+        Ok(report(self.plan, &ledger, &self.measured, warnings, course))
+    }
+
+    fn name(&self, index: usize) -> &'a str {
+        self.plan.items[index].tensor.name.as_str()
+    }
+
+    /// The tensors to be quantized, in the order of the activations, those of a block that is tuned together.
+    fn units(&self) -> Result<Vec<Unit>, QuantizeError> {
+        let tensors = self.source.tensors();
+        let order = match &self.activations {
+            Some(activations) => activations.order(tensors),
+            None => (0..tensors.len()).collect(),
+        };
+        let mut sorted = order.clone();
+        sorted.sort_unstable();
+        if !sorted.iter().copied().eq(0..tensors.len()) {
+            let message =
+                format!("order of tensors: expected every index below {} once, found {order:?}", tensors.len());
+            return Err(QuantizeError::Activations { message, source: None });
+        }
+        let mut units: Vec<Unit> = Vec::new();
+        for index in order {
+            let item = &self.plan.items[index];
+            let Action::Quantize { method, .. } = &item.action else { continue };
+            let block = block_of(&item.tensor.name).filter(|_| method.is_tuned());
+            match units.last_mut() {
+                Some(unit) if block.is_some() && unit.block.as_deref() == block => unit.items.push(index),
+                _ => units.push(Unit { items: vec![index], block: block.map(str::to_owned) }),
+            }
+        }
+        Ok(units)
+    }
+
+    /// Reads what an earlier run kept, and tells the activations and the budget.
+    fn take_up(&mut self, work: &WorkFolder, units: &[Unit]) -> Result<(), QuantizeError> {
+        for unit in units {
+            let Some(part) = work.kept(unit.items[0])? else { continue };
+            let bad = |reason: String| QuantizeError::WorkFolder { path: part.path().to_owned(), reason };
+            let figures: Figures =
+                serde_json::from_value(part.manifest().recipe.clone()).map_err(|e| bad(e.to_string()))?;
+            for &index in &unit.items {
+                let item = &self.plan.items[index];
+                let name = &item.tensor.name;
+                let found = figures.measured.iter().find(|(n, _)| n == name);
+                let (Some((_, measured)), Some(_)) = (found, part.entry(name)) else {
+                    return Err(bad(format!("expected tensor {name:?}, found none")));
+                };
+                self.settle(item, index, &part, measured.asked_bps)?;
+                self.measured[index] = measured.clone();
+                self.done += 1;
+                self.weights_done += item.tensor.n_weights();
+            }
+            self.tuned.extend(figures.tuned);
+            self.replay(&part)?;
+        }
+        if self.done > 0 {
+            self.observer.event(&Event::Resumed { done: self.done, total: self.total });
+        }
+        Ok(())
+    }
+
+    /// Charges a kept tensor to the budget.
+    fn settle(
+        &mut self,
+        item: &PlanItem,
+        index: usize,
+        part: &Arc<Container>,
+        asked_bps: Option<f64>,
+    ) -> Result<(), QuantizeError> {
+        let Some(pace) = &mut self.pace else { return Ok(()) };
+        if let Some(forecast) = forecast_in(part, &item.tensor, pace.max_bytes())? {
+            pace.take(index, forecast, asked_bps.unwrap_or_default(), true);
+        }
+        Ok(())
+    }
+
+    /// Tells the activations what became of the tensors of a part, if they want to know, and remembers where these are.
+    fn replay(&mut self, part: &Arc<Container>) -> Result<(), QuantizeError> {
+        for entry in part.entries() {
+            if let Some(activations) = self.activations.as_deref_mut()
+                && (activations.is_sequential() || self.plan.is_tuned())
+            {
+                activations.replaced(&entry.name, &values_in(part, &entry.name)?)?;
+            }
+            self.parts.insert(entry.name.clone(), Arc::clone(part));
+        }
+        Ok(())
+    }
+
+    fn check_cancelled(&self, work: &WorkFolder) -> Result<(), QuantizeError> {
+        let (done, total) = (self.done, self.total);
+        match self.observer.cancelled() {
+            false => Ok(()),
+            true if self.parts.is_empty() => Err(QuantizeError::Cancelled { done, total }),
+            true => Err(QuantizeError::Paused { done, total, work: work.path().to_owned() }),
+        }
+    }
+
+    /// Quantizes the tensors of a unit, tunes them if they are a block, and keeps them.
+    fn work_on(&mut self, work: &WorkFolder, unit: &Unit) -> Result<(), QuantizeError> {
+        let mut held: Vec<(usize, Stored, Measured)> = Vec::with_capacity(unit.items.len());
+        for &index in &unit.items {
+            self.check_cancelled(work)?;
+            let (stored, measured) = self.quantize(index)?;
+            held.push((index, stored, measured));
+        }
+        let tuned = match &unit.block {
+            Some(block) => self.tune(block, &mut held)?,
+            None => None,
+        };
+        let mut figures = Figures { measured: Vec::new(), tuned: None };
+        for (index, stored, measured) in &mut held {
+            let item = &self.plan.items[*index];
+            let name = &item.tensor.name;
+            let decoder = stored.decoder(name)?;
+            measured.energy = decoder.energy(self.source, item.index, name)?;
+            measured.exact_rows = decoder.n_exact_rows();
+            figures.measured.push((name.clone(), measured.clone()));
+        }
+        figures.tuned = unit
+            .block
+            .as_ref()
+            .map(|block| TunedFigures { block: block.clone(), report: tuned.as_ref().map(|t| t.report) });
+        let of_figures = |e: serde_json::Error| QuantizeError::WorkFolder {
+            path: work.path().to_owned(),
+            reason: format!("figures that cannot be written: {e}"),
+        };
+        let value = serde_json::to_value(&figures).map_err(of_figures)?;
+        let part = work.keep(unit.items[0], value, |writer| {
+            for (index, stored, _) in &held {
+                stored.write(&self.plan.items[*index].tensor, writer)?;
+            }
+            for (name, values) in tuned.iter().flat_map(|t| &t.norms) {
+                let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+                writer.add_raw(name, "F32", &[values.len()], &bytes, TUNED)?;
+            }
+            Ok(())
+        })?;
+        for (index, stored, measured) in held {
+            let tensor = &self.plan.items[index].tensor;
+            if let (Some(pace), true) = (&mut self.pace, tuned.is_some()) {
+                let forecast = stored.forecast(tensor, pace.max_bytes());
+                pace.change(index, forecast);
+            }
+            self.measured[index] = measured;
+            self.done += 1;
+        }
+        self.tuned.extend(figures.tuned);
+        self.replay(&part)
+    }
+
+    /// Quantizes one tensor.
+    fn quantize(&mut self, index: usize) -> Result<(Stored, Measured), QuantizeError> {
+        let item = &self.plan.items[index];
+        let (tensor, total) = (item.tensor.name.as_str(), self.total);
+        let Action::Quantize { method, target_bps } = &item.action else {
+            unreachable!("units are made of tensors that are quantized")
+        };
+        let moments = match self.activations.as_deref_mut().filter(|_| method.needs_calibration()) {
+            Some(activations) => {
+                self.observer.event(&Event::Calibrating { tensor, index: self.done, total });
+                let started = Instant::now();
+                let moments = activations.moments(tensor)?;
+                self.calibrating += started.elapsed();
+                moments
+            }
+            None => None,
+        };
+        let n_weights = item.tensor.n_weights();
+        self.observer.event(&Event::Started { tensor, index: self.done, total, n_weights });
+        let method = (method, *target_bps);
+        let encoded = encode(item, index, method, self.source, moments.as_ref(), self.pace.as_mut())?;
+        self.weights_done += n_weights;
+        let weights_total = self.plan.items.iter().filter(|i| is_quantized(i)).map(|i| i.tensor.n_weights()).sum();
+        let elapsed = self.started.elapsed();
+        let (index, weights_done) = (self.done, self.weights_done);
+        self.observer.event(&Event::Finished { tensor, index, total, weights_done, weights_total, elapsed });
+        Ok(encoded)
+    }
+
+    /// Tunes the matrices of a block that were quantized with feedback.
+    fn tune(
+        &mut self,
+        block: &str,
+        held: &mut [(usize, Stored, Measured)],
+    ) -> Result<Option<TunedBlock>, QuantizeError> {
+        let Some(activations) = self.activations.as_deref_mut() else { return Ok(None) };
+        self.observer.event(&Event::Tuning { block });
+        let started = Instant::now();
+        for (index, stored, _) in held.iter() {
+            let name = &self.plan.items[*index].tensor.name;
+            activations.replaced(name, &stored.decoder(name)?.values(name)?)?;
+        }
+        let mut matrices: Vec<(&str, &mut UniSvqMatrix)> = Vec::new();
+        for (index, stored, measured) in held.iter_mut() {
+            if let (Stored::UniSvq(matrix), Some(_)) = (stored, &measured.feedback) {
+                matrices.push((self.plan.items[*index].tensor.name.as_str(), matrix));
+            }
+        }
+        let tuned = activations.tune(&mut matrices)?;
+        self.calibrating += started.elapsed();
+        Ok(tuned)
+    }
+
+    /// Adds all tensors in the order of the source.
+    fn compose(&self, writer: &mut Writer) -> Result<(), QuantizeError> {
+        for item in &self.plan.items {
+            let name = &item.tensor.name;
+            match (&item.action, self.parts.get(name)) {
+                (Action::Skip { .. }, _) => {}
+                (_, Some(part)) => writer.copy_tensor(part, name)?,
+                (Action::Keep { reason, .. }, None) => keep(item, reason, self.source, writer)?,
+                (Action::Quantize { .. }, None) => unreachable!("every tensor that is quantized is in a part by now"),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn is_quantized(item: &PlanItem) -> bool {
+    matches!(item.action, Action::Quantize { .. })
+}
+
+/// What the source is, down to the last byte of it, without its path.
+fn identity(plan: &Plan, source: &dyn ModelSource) -> Result<Value, QuantizeError> {
+    let hashes: Vec<[u8; 32]> = (0..source.tensors().len())
+        .into_par_iter()
+        .map(|index| {
+            let mut sink = Hashing(Sha256::new());
+            source.copy_raw(index, &mut sink)?;
+            Ok(sink.0.finalize().into())
+        })
+        .collect::<Result<_, SourceError>>()?;
+    let mut all = Sha256::new();
+    hashes.iter().for_each(|hash| all.update(hash));
+    for (name, bytes) in source.blobs() {
+        all.update(Sha256::digest(name));
+        all.update(Sha256::digest(bytes));
+    }
+    let content: String = all.finalize().iter().map(|b| format!("{b:02x}")).collect();
+    let info = &plan.source;
+    Ok(json!({ "layout": info.fingerprint, "content": content, "kind": info.kind }))
+}
+
+/// Hashes what is written to it.
+struct Hashing(Sha256);
+
+impl Write for Hashing {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.update(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
