@@ -66,6 +66,7 @@ mod plane;
 mod scale;
 mod scheme;
 mod spec;
+mod tiles;
 
 pub use codec::{Codec, RateEstimate};
 pub use columns::{
@@ -81,6 +82,7 @@ pub use spec::{
     CodeKind, CodecInfo, CodecSpec, Gain, LatticeName, MAX_ALPHA, MIN_ALPHA, RateTarget, RotationSpec, SchemeSpec,
     ShiftCodeKind, ShiftOrderKind, codecs,
 };
+pub use tiles::TileEncoder;
 
 pub use gosset_entropy::Rate;
 pub use gosset_transform::Rht;
