@@ -141,7 +141,7 @@ fn shift_trellises_keep_their_distance_to_the_bound() {
 #[test]
 fn known_errors_of_the_baselines_are_reached() {
     for (name, bps, known) in
-        [("higgs2", 2.0, 0.1074), ("higgs2", 3.0, 0.0297), ("higgs2", 4.0, 0.00773), ("e8p", 2.0, 0.0914)]
+        [("higgs2", 2.0, 0.1074), ("higgs2", 3.0, 0.0297), ("higgs2", 4.0, 0.00773), ("e8p-rtn", 2.0, 0.0914)]
     {
         let point = measure(name, bps, MANY_ROWS);
         let found = 10f64.powf(-point.snr_db / 10.0);

@@ -3,12 +3,14 @@
 use std::fmt::Debug;
 
 use gosset_entropy::Rate;
+use gosset_unisvq::Hessian;
 
 use crate::BaselineError;
 
 /// A method that turns a matrix into bytes and bytes into a matrix.
 ///
-/// Rows run along the output dimension and are contiguous. Implementations keep to one thread; callers split work by tensor.
+/// Rows run along the output dimension and are contiguous. Callers split work by tensor; what implementations find and store does not
+/// depend on threads.
 pub trait Baseline: Debug + Send + Sync {
     /// Name of the family, such as `rtn-g128`.
     fn name(&self) -> &str;
@@ -22,6 +24,27 @@ pub trait Baseline: Debug + Send + Sync {
     /// [`BaselineError::Shape`] if there are not `rows * cols` weights or none, [`BaselineError::NotFinite`] for values that no
     /// method can keep, and whatever else the method cannot do.
     fn encode(&self, rows: usize, cols: usize, weights: &[f32]) -> Result<Encoded, BaselineError>;
+
+    /// Whether the method is what its name says only with second moments of the inputs of the matrix.
+    fn needs_calibration(&self) -> bool {
+        false
+    }
+
+    /// As [`encode`](Baseline::encode), with the second moments of the inputs if they are known. Methods that use none ignore them;
+    /// those that do take the identity for missing ones.
+    ///
+    /// # Errors
+    /// As for [`encode`](Baseline::encode), and [`BaselineError::Shape`] for second moments of another number of inputs.
+    fn encode_calibrated(
+        &self,
+        rows: usize,
+        cols: usize,
+        weights: &[f32],
+        hessian: Option<&Hessian>,
+    ) -> Result<Encoded, BaselineError> {
+        check_hessian(rows, cols, hessian)?;
+        self.encode(rows, cols, weights)
+    }
 
     /// The weights that the planes of `encoded` stand for, from those bytes alone.
     ///
@@ -84,6 +107,17 @@ pub(crate) fn check_shape(rows: usize, cols: usize) -> Result<usize, BaselineErr
         Some(0) => Err(shape("expected at least one weight".into())),
         Some(n) if n <= MAX_WEIGHTS => Ok(n),
         _ => Err(shape(format!("expected at most {MAX_WEIGHTS} weights"))),
+    }
+}
+
+/// Refuses second moments of another number of inputs.
+pub(crate) fn check_hessian(rows: usize, cols: usize, hessian: Option<&Hessian>) -> Result<(), BaselineError> {
+    match hessian {
+        Some(h) if h.n() != cols => {
+            let what = format!("expected second moments of {cols} inputs, found those of {}", h.n());
+            Err(BaselineError::Shape { rows, cols, what })
+        }
+        _ => Ok(()),
     }
 }
 

@@ -68,6 +68,9 @@ pub enum BaselineError {
         /// Bytes there are.
         found: usize,
     },
+    /// Error feedback failed.
+    #[error(transparent)]
+    Feedback(#[from] gosset_unisvq::UniSvqError),
     /// The method of a third party failed.
     #[error("{0}")]
     Other(String),

@@ -1,7 +1,7 @@
 //! The one table of baselines by name.
 
 use crate::grid::grids;
-use crate::{Baseline, BaselineError, E8p, Higgs, Iq4Nl, Nf4, Rotation, Rtn};
+use crate::{Baseline, BaselineError, E8p, E8pRtn, Gptq, Higgs, Iq4Nl, Nf4, Rotation, Rtn};
 
 /// Baselines of one name that differ in rate.
 #[derive(Debug, Clone, PartialEq)]
@@ -21,7 +21,10 @@ enum Kind {
     Nf4,
     Iq4Nl,
     Higgs { p: usize },
+    E8pRtn,
     E8p,
+    Gptq { act_order: bool },
+    RtnPerRow,
 }
 
 /// All baselines of this crate.
@@ -29,7 +32,7 @@ enum Kind {
 /// ```
 /// let names: Vec<_> = gosset_baselines::families().iter().map(|family| family.name).collect();
 /// assert_eq!(names[..3], ["rtn-g32", "rtn-g64", "rtn-g128"]);
-/// assert_eq!(names[6..], ["nf4", "iq4_nl", "higgs1", "higgs2", "higgs4", "e8p"]);
+/// assert_eq!(names[6..], ["nf4", "iq4_nl", "higgs1", "higgs2", "higgs4", "e8p-rtn", "e8p", "gptq", "gptq-noact", "rtn"]);
 /// ```
 pub fn families() -> Vec<Family> {
     let whole = || (2..=8).map(f64::from).collect::<Vec<_>>();
@@ -59,7 +62,21 @@ pub fn families() -> Vec<Family> {
             of_grids(4),
             Kind::Higgs { p: 4 },
         ),
-        other("e8p", "RHT and QuIP#'s padded E8 codebook, one scale per row", vec![2.0], Kind::E8p),
+        other("e8p-rtn", "RHT and QuIP#'s padded E8 codebook, one scale per row", vec![2.0], Kind::E8pRtn),
+        other("e8p", "QuIP#-style: RHT on both sides, padded E8 codebook, LDLQ, re-tuning", vec![2.0], Kind::E8p),
+        other(
+            "gptq",
+            "error feedback by column in the order of activations, fp16 scale and R-bit zero point per 128 weights",
+            vec![2.0, 3.0, 4.0],
+            Kind::Gptq { act_order: true },
+        ),
+        other(
+            "gptq-noact",
+            "error feedback by column from first to last, fp16 scale and R-bit zero point per 128 weights",
+            vec![2.0, 3.0, 4.0],
+            Kind::Gptq { act_order: false },
+        ),
+        other("rtn", "rounding to nearest, fp16 scale and R-bit zero point per row", whole(), Kind::RtnPerRow),
     ]
 }
 
@@ -89,7 +106,10 @@ pub fn named(name: &str, rate: f64, rotation: Rotation) -> Result<Box<dyn Baseli
         Kind::Iq4Nl => Box::new(Iq4Nl),
         // The rates of a family of grids are those of its powers of two, so that this is one of them.
         Kind::Higgs { p } => Box::new(Higgs::new(p, 1 << (rate * p as f64).round() as u32, rotation)?),
+        Kind::E8pRtn => Box::new(E8pRtn::new(rotation)),
         Kind::E8p => Box::new(E8p::new(rotation)),
+        Kind::Gptq { act_order } => Box::new(Gptq::new(rate as u32, act_order)?),
+        Kind::RtnPerRow => Box::new(Rtn::per_row(rate as u32)?),
     })
 }
 
@@ -107,6 +127,8 @@ pub fn parse(text: &str, rotation: Rotation) -> Result<Box<dyn Baseline>, Baseli
 mod tests {
     use rand::{SeedableRng, rngs::StdRng};
     use rand_distr::{Distribution, StandardNormal};
+
+    use gosset_unisvq::{Hessian, HessianAccumulator};
 
     use super::*;
     use crate::Encoded;
@@ -198,6 +220,7 @@ mod tests {
             ("higgs2@3", 0.0297),
             ("higgs2@4", 0.00773),
             ("higgs4@2", 0.0956),
+            ("e8p-rtn@2", 0.0914),
             ("e8p@2", 0.0914),
         ] {
             let method = parse(label, Rotation::DEFAULT).unwrap();
@@ -246,6 +269,106 @@ mod tests {
             let entropy = higgs.index_entropy_bps(rows, cols, &encoded).unwrap();
             let found = 1.0 - entropy / higgs.payload_bps();
             assert!((found - slack).abs() < 0.003, "p {p}, n {n}: expected {slack}, found {found}");
+        }
+    }
+
+    /// Second moments whose eigenvalues fall over two orders of magnitude, each input correlated with its neighbours.
+    fn spread_moments(n: usize, seed: u64) -> Hessian {
+        let tokens = 4 * n;
+        let mut x = gaussian(tokens * n, seed);
+        for token in x.chunks_exact_mut(n) {
+            (1..n).for_each(|j| token[j] += 0.9 * token[j - 1]);
+            token.iter_mut().enumerate().for_each(|(j, v)| *v *= 1.0 + (j % 7) as f32);
+        }
+        let mut moments = HessianAccumulator::new(n).unwrap();
+        moments.add(&x).unwrap();
+        moments.finish().unwrap()
+    }
+
+    fn calibrated() -> Vec<Box<dyn Baseline>> {
+        all().into_iter().filter(|method| method.needs_calibration()).collect()
+    }
+
+    fn proxy(
+        method: &dyn Baseline,
+        (rows, cols): (usize, usize),
+        weights: &[f32],
+        h: Option<&Hessian>,
+        under: &Hessian,
+    ) -> f64 {
+        let encoded = method.encode_calibrated(rows, cols, weights, h).unwrap();
+        let decoded = method.decode(rows, cols, &encoded).unwrap();
+        gosset_unisvq::relative_proxy(weights, &decoded, rows, under.as_slice())
+    }
+
+    #[test]
+    fn calibration_lowers_the_error_of_outputs() {
+        let (rows, cols) = (64, 328);
+        let (weights, h) = (gaussian(rows * cols, 7), spread_moments(cols, 8));
+        let labels: Vec<_> = calibrated().iter().map(|method| method.label()).collect();
+        assert_eq!(labels, ["e8p@2", "gptq@2", "gptq@3", "gptq@4", "gptq-noact@2", "gptq-noact@3", "gptq-noact@4"]);
+        for method in calibrated() {
+            let plain = proxy(&*method, (rows, cols), &weights, None, &h);
+            let found = proxy(&*method, (rows, cols), &weights, Some(&h), &h);
+            println!("{}: {plain:.5} without, {found:.5} with", method.label());
+            assert!(found < 0.5 * plain, "{}: {found} of {plain}", method.label());
+        }
+    }
+
+    #[test]
+    fn uncorrelated_inputs_leave_nothing_to_feed_back() {
+        for (rows, cols) in [(16, 256), (5, 37), (1, 1)] {
+            let (weights, h) = (gaussian(rows * cols, 7), Hessian::identity(cols).unwrap());
+            for method in calibrated() {
+                let encoded = method.encode_calibrated(rows, cols, &weights, Some(&h)).unwrap();
+                assert_eq!(encoded, method.encode(rows, cols, &weights).unwrap(), "{} {rows} x {cols}", method.label());
+            }
+        }
+        // GPTQ without feedback is rounding in groups of 128, and the order on top.
+        let weights = gaussian(16 * 256, 7);
+        for bits in [2.0, 3.0, 4.0] {
+            let rtn = named("rtn-g128", bits, Rotation::DEFAULT).unwrap().encode(16, 256, &weights).unwrap();
+            let noact = named("gptq-noact", bits, Rotation::DEFAULT).unwrap().encode(16, 256, &weights).unwrap();
+            assert_eq!(noact, rtn);
+            let gptq = named("gptq", bits, Rotation::DEFAULT).unwrap().encode(16, 256, &weights).unwrap();
+            assert_eq!(gptq.planes[..3], rtn.planes);
+            assert_eq!(gptq.rate.total_bits(), rtn.rate.total_bits() + 256 * 16);
+        }
+    }
+
+    #[test]
+    fn calibrated_planes_say_their_bits_and_decode_alone() {
+        for (rows, cols) in SHAPES {
+            let (weights, h) = (gaussian(rows * cols, 1), spread_moments(cols, 2));
+            for method in calibrated() {
+                let encoded = method.encode_calibrated(rows, cols, &weights, Some(&h)).unwrap();
+                assert_eq!(encoded.rate.total_bits(), encoded.n_bytes() * 8, "{} {rows} x {cols}", method.label());
+                assert_eq!(encoded.rate, method.encode(rows, cols, &weights).unwrap().rate);
+                let found = proxy(&*method, (rows, cols), &weights, Some(&h), &h);
+                assert!(found < 0.9 || rows * cols == 1, "{} {rows} x {cols}: {found}", method.label());
+            }
+        }
+    }
+
+    #[test]
+    fn inputs_without_activations_keep_their_weights_and_odd_moments_are_refused() {
+        let (rows, cols) = (32, 64);
+        let weights = gaussian(rows * cols, 3);
+        let dead = |j: usize| j % 6 == 5;
+        let mut data = spread_moments(cols, 4).as_slice().to_vec();
+        data.iter_mut().enumerate().filter(|(i, _)| dead(i / cols) || dead(i % cols)).for_each(|(_, v)| *v = 0.0);
+        for h in [Hessian::new(cols, data, 256).unwrap(), Hessian::new(cols, vec![0.0; cols * cols], 256).unwrap()] {
+            for method in calibrated() {
+                let encoded = method.encode_calibrated(rows, cols, &weights, Some(&h)).unwrap();
+                let decoded = method.decode(rows, cols, &encoded).unwrap();
+                let errors = weights.iter().zip(&decoded).enumerate().filter(|(i, _)| dead(i % cols));
+                let (error, n) =
+                    errors.fold((0.0, 0.0), |(sum, n), (_, (a, b))| (sum + f64::from(a - b).powi(2), n + 1.0));
+                println!("{}: {:.4}", method.label(), error / n);
+                assert!(error / n < 0.35, "{}: {}", method.label(), error / n);
+                let other = method.encode_calibrated(rows, cols, &weights, Some(&Hessian::identity(cols + 1).unwrap()));
+                assert!(matches!(other, Err(BaselineError::Shape { .. })));
+            }
         }
     }
 }

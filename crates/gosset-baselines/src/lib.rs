@@ -2,12 +2,15 @@
 //!
 //! | name | what it is | rates R |
 //! |---|---|---|
+//! | `rtn` | rounding to nearest, one fp16 scale and R-bit zero point per row | 2 to 8 |
 //! | `rtn-g32`, `rtn-g64`, `rtn-g128` | rounding to nearest, groups with an fp16 scale and an R-bit zero point | 2 to 8 |
 //! | `rtn-sym-g32`, `rtn-sym-g64`, `rtn-sym-g128` | rounding to nearest, groups with an fp16 scale | 2 to 8 |
 //! | `nf4` | the 16 NormalFloat levels, groups of 64 with an fp16 maximum | 4 |
 //! | `iq4_nl` | the 16 IQ4_NL levels, groups of 32 with an fp16 scale | 4 |
 //! | `higgs1`, `higgs2`, `higgs4` | RHT, one bf16 scale per row, nearest codeword of a converged Lloyd grid | [`grids`] |
-//! | `e8p` | RHT, one bf16 scale per row, QuIP#'s padded E8 codebook | 2 |
+//! | `e8p-rtn` | RHT, one bf16 scale per row, QuIP#'s padded E8 codebook | 2 |
+//! | `e8p` | QuIP#-style: RHT on both sides, the padded E8 codebook, LDLQ in blocks of 8, re-tuning; calibrated | 2 |
+//! | `gptq`, `gptq-noact` | groups of 128 with an fp16 scale and an R-bit zero point, column by column with error feedback, in the order of activations or of columns; calibrated | 2, 3, 4 |
 //!
 //! [`families`] is that table as data. The R of `name@R` is the payload: bits of codes per weight. What else a method writes is in
 //! the [`Rate`](gosset_entropy::Rate) of each [`Encoded`], which adds up to its bytes: group scales and zero points are table bits,
@@ -27,6 +30,9 @@
 //! # Ok::<(), gosset_baselines::BaselineError>(())
 //! ```
 //!
+//! Calibrated methods take the second moments of the inputs ([`Baseline::encode_calibrated`]); without them they are their data-free
+//! forms.
+//!
 //! Nothing here is reachable from the product. A method of one's own joins the comparison by implementing [`Baseline`].
 #![forbid(unsafe_code)]
 
@@ -35,6 +41,7 @@ mod decompose;
 mod e8p;
 mod error;
 mod families;
+mod gptq;
 mod grid;
 mod groups;
 mod higgs;
@@ -48,9 +55,10 @@ mod rtn;
 
 pub use baseline::{Baseline, Encoded, Plane};
 pub use decompose::{Decomposition, MethodPoint, decompose};
-pub use e8p::E8p;
+pub use e8p::{E8p, E8pRtn};
 pub use error::BaselineError;
 pub use families::{Family, families, named, parse};
+pub use gptq::Gptq;
 pub use grid::{GRIDS, Grid, GridInfo, grids};
 pub use higgs::Higgs;
 pub use iq4_nl::Iq4Nl;

@@ -23,7 +23,7 @@ impl Rotation {
     /// Tiles of 128, seed 0: what codecs named on the command line use.
     pub const DEFAULT: Rotation = Rotation { tile: DEFAULT_TILE, seed: 0 };
 
-    fn rht(self, rows: usize, cols: usize) -> Result<Rht, BaselineError> {
+    pub(crate) fn rht(self, rows: usize, cols: usize) -> Result<Rht, BaselineError> {
         let plan = TilePlan::new(cols, self.tile);
         let plan = plan.map_err(|e| BaselineError::Shape { rows, cols, what: e.to_string() })?;
         Ok(Rht::new(plan, self.seed))

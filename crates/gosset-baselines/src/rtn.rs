@@ -9,7 +9,7 @@ use crate::rows::SCALES;
 use crate::{Baseline, BaselineError, Encoded, Plane};
 
 /// Name of the plane of zero points.
-const ZEROS: &str = "zeros";
+pub(crate) const ZEROS: &str = "zeros";
 
 /// Rounding to nearest, no rotation, groups along the row, one fp16 scale per group.
 ///
@@ -25,6 +25,14 @@ pub struct Rtn {
 }
 
 impl Rtn {
+    /// Codes of `bits` bits with one asymmetric scale and zero point per row: what is left of rounding without groups.
+    ///
+    /// # Errors
+    /// [`BaselineError::Rate`] unless `bits` is 2 to 8.
+    pub fn per_row(bits: u32) -> Result<Self, BaselineError> {
+        Ok(Rtn { name: "rtn".into(), ..Rtn::new(bits, usize::MAX, false)? })
+    }
+
     /// Codes of `bits` bits in groups of `group` weights.
     ///
     /// # Errors
@@ -38,7 +46,7 @@ impl Rtn {
     }
 
     /// Largest code.
-    fn max_code(&self) -> f32 {
+    pub(crate) fn max_code(&self) -> f32 {
         ((1u32 << self.bits) - 1) as f32
     }
 
@@ -48,7 +56,7 @@ impl Rtn {
     }
 
     /// Scale and zero point of a group.
-    fn parameters(&self, values: &[f32]) -> Result<(half::f16, u16), f32> {
+    pub(crate) fn parameters(&self, values: &[f32]) -> Result<(half::f16, u16), f32> {
         let (low, high) = values.iter().fold((0f32, 0f32), |(low, high), &v| (low.min(v), high.max(v)));
         if self.symmetric {
             let scale = half_scale(high.max(-low) / (self.max_code() - f32::from(self.middle())))?;
@@ -58,6 +66,13 @@ impl Rtn {
         let scale = half_scale((high / self.max_code()) - (low / self.max_code()))?;
         let zero = quotient(-low, scale.to_f32()).round_ties_even().clamp(0.0, self.max_code());
         Ok((scale, zero as u16))
+    }
+}
+
+impl Rtn {
+    /// The code of `value` in a group.
+    pub(crate) fn code(&self, value: f32, scale: f32, zero: f32) -> f32 {
+        (quotient(value, scale).round_ties_even() + zero).clamp(0.0, self.max_code())
     }
 }
 
@@ -84,15 +99,17 @@ impl Baseline for Rtn {
             scales.extend(scale.to_le_bytes());
             zeros.push(zero);
             let (scale, zero) = (scale.to_f32(), f32::from(zero));
-            let code = |&v: &f32| (quotient(v, scale).round_ties_even() + zero).clamp(0.0, self.max_code()) as u16;
+            let code = |&v: &f32| self.code(v, scale, zero) as u16;
             codes.extend(values.iter().map(code));
             Ok(())
         })?;
         let bits = self.bits;
+        let is_per_row = self.group == usize::MAX;
         let mut planes = vec![Plane { name: CODES, bytes: pack(&codes, bits) }, Plane { name: SCALES, bytes: scales }];
         let mut rate = Rate {
             payload_bits: n as u64 * u64::from(bits),
-            table_bits: n_groups as u64 * 16,
+            table_bits: if is_per_row { 0 } else { n_groups as u64 * 16 },
+            scale_bits: if is_per_row { n_groups as u64 * 16 } else { 0 },
             header_bits: padding_bits(n, bits),
             n: n as u64,
             ..Rate::default()

@@ -123,8 +123,8 @@ fn blocks(n: usize, block: usize) -> impl DoubleEndedIterator<Item = Range<usize
 /// [`UniSvqError::NotPositiveDefinite`] if a pivot is not positive and finite.
 ///
 /// ```
-/// let ldl = gosset_unisvq::block_ldl(&[4.0, 2.0, 2.0, 3.0], 2, 1)?;
-/// assert_eq!((ldl.l(1, 0), ldl.metric(0), ldl.metric(1)), (0.5, &[4.0][..], &[2.0][..]));
+/// let ldl = gosset_unisvq::block_ldl(&[4.0, 2.0, 2.0, 10.0], 2, 1)?;
+/// assert_eq!((ldl.l(1, 0), ldl.metric(0), ldl.metric(1)), (0.5, &[4.0][..], &[9.0][..]));
 /// # Ok::<(), gosset_unisvq::UniSvqError>(())
 /// ```
 pub fn block_ldl(h: &[f64], n: usize, block: usize) -> Result<BlockLdl, UniSvqError> {

@@ -157,16 +157,7 @@ impl UniSvq {
         if input.is_identity() {
             return Feedback::new(hessian, DampingSpec::default(), dim);
         }
-        let n = hessian.n();
-        let mut data = hessian.as_slice().to_vec();
-        // Rows enter the frame, then, the matrix being symmetric, columns as rows of the transpose.
-        for _ in 0..2 {
-            map_chunks_mut(&mut data, ROWS * n, |_, part| {
-                part.chunks_exact_mut(n).for_each(|row| input.enter_f64(row));
-            });
-            transpose(&mut data, n);
-        }
-        let rotated = Hessian::new(n, data, hessian.n_tokens())?;
+        let rotated = hessian.transformed(|row| input.enter_f64(row))?;
         Feedback::new(&rotated, DampingSpec::default(), dim)
     }
 }
@@ -252,12 +243,4 @@ fn relative_error(w: &[f32], out: &[f32], cols: usize) -> f64 {
     });
     let (error, energy) = sums.into_iter().fold((0.0, 0.0), |(a, b), (c, d)| (a + c, b + d));
     if error == 0.0 { 0.0 } else { error / energy }
-}
-
-fn transpose(data: &mut [f64], n: usize) {
-    for i in 0..n {
-        for j in 0..i {
-            data.swap(i * n + j, j * n + i);
-        }
-    }
 }

@@ -12,6 +12,9 @@ const TOKENS: usize = 512;
 /// Rows of the second moments that one task computes.
 const PANEL: usize = 64;
 
+/// Rows that one task transforms.
+const TRANSFORM_ROWS: usize = 16;
+
 /// First bytes of stored second moments.
 const MAGIC: [u8; 8] = *b"GOSSHES1";
 
@@ -24,6 +27,7 @@ pub struct Hessian {
     n: usize,
     data: Vec<f64>,
     n_tokens: u64,
+    dead_inputs: usize,
 }
 
 impl Hessian {
@@ -44,7 +48,8 @@ impl Hessian {
             }
             None => {
                 mirror(&mut data, n);
-                Ok(Self { n, data, n_tokens })
+                let dead_inputs = data.iter().step_by(n + 1).filter(|v| **v == 0.0).count();
+                Ok(Self { n, data, n_tokens, dead_inputs })
             }
         }
     }
@@ -85,10 +90,38 @@ impl Hessian {
         self.data.iter().step_by(self.n + 1).map(|v| v / n).sum()
     }
 
-    /// Number of inputs that were zero in every token.
+    /// Number of inputs that were zero in every token, before any transform.
     #[must_use]
     pub fn dead_inputs(&self) -> usize {
-        self.data.iter().step_by(self.n + 1).filter(|v| **v == 0.0).count()
+        self.dead_inputs
+    }
+
+    /// R H Rᵀ, the second moments of R x, for `r` that replaces a vector x by R x.
+    ///
+    /// An input that was never active first gets the mean square of those that were: in another frame it is a direction in which errors
+    /// cost nothing, and feedback would push the errors of all others there. This way its weights keep ordinary accuracy.
+    ///
+    /// # Errors
+    /// [`UniSvqError::NonFinite`] if a result leaves the range of f64.
+    ///
+    /// ```
+    /// let h = gosset_unisvq::Hessian::new(2, vec![2.0, 1.0, 1.0, 3.0], 9)?;
+    /// let swapped = h.transformed(|x| x.swap(0, 1))?;
+    /// assert_eq!(swapped.as_slice(), [3.0, 1.0, 1.0, 2.0]);
+    /// # Ok::<(), gosset_unisvq::UniSvqError>(())
+    /// ```
+    pub fn transformed(&self, r: impl Fn(&mut [f64]) + Sync + Send) -> Result<Self, UniSvqError> {
+        let n = self.n;
+        let mut data = self.data.clone();
+        let live = (n - self.dead_inputs).max(1) as f64;
+        let mean = self.mean_diagonal() * (n as f64 / live);
+        data.iter_mut().step_by(n + 1).filter(|v| **v == 0.0).for_each(|v| *v = mean);
+        // Rows become rows of H Rᵀ, which is (R H)ᵀ; its rows are those of the result after the same again.
+        for _ in 0..2 {
+            map_chunks_mut(&mut data, TRANSFORM_ROWS * n, |_, rows| rows.chunks_exact_mut(n).for_each(&r));
+            transpose(&mut data, n);
+        }
+        Ok(Self { dead_inputs: self.dead_inputs, ..Self::new(n, data, self.n_tokens)? })
     }
 
     /// The second moments of inputs in another order: input `i` of the result is input `order[i]`.
@@ -103,7 +136,7 @@ impl Hessian {
             return Err(UniSvqError::Shape { what: "order of inputs", expected, found });
         }
         let data = order.iter().flat_map(|&i| order.iter().map(move |&j| self.data[i * n + j])).collect();
-        Ok(Self { n, data, n_tokens: self.n_tokens })
+        Ok(Self { n, data, n_tokens: self.n_tokens, dead_inputs: self.dead_inputs })
     }
 
     /// The stored form: a magic number, `n` and the tokens as u64, then the lower triangle row by row as f64, all little-endian.
@@ -150,13 +183,23 @@ impl Hessian {
 
 /// Sets the upper triangle to the lower one.
 fn mirror(data: &mut [f64], n: usize) {
+    each_pair(n, |lower, upper| data[upper] = data[lower]);
+}
+
+/// Transposes in place.
+fn transpose(data: &mut [f64], n: usize) {
+    each_pair(n, |lower, upper| data.swap(lower, upper));
+}
+
+/// Calls `f` with the place of every entry below the diagonal and the place of its mirror image.
+fn each_pair(n: usize, mut f: impl FnMut(usize, usize)) {
     // In squares, so that neither side misses the cache at every step.
     const SIDE: usize = 32;
     for i0 in (0..n).step_by(SIDE) {
         for j0 in (0..=i0).step_by(SIDE) {
             for i in i0..n.min(i0 + SIDE) {
                 for j in j0..i.min(j0 + SIDE) {
-                    data[j * n + i] = data[i * n + j];
+                    f(i * n + j, j * n + i);
                 }
             }
         }

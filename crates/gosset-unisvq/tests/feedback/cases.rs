@@ -173,3 +173,32 @@ fn g03_inputs_that_were_never_seen_keep_ordinary_accuracy() {
         assert_eq!(zeros, 0);
     }
 }
+
+#[test]
+fn g03_inputs_that_were_never_seen_keep_ordinary_accuracy_in_another_frame() {
+    let (n, rows) = (64, 64);
+    let unseen = |j: usize| j % 6 == 3 && j < 60;
+    let mut x = Lcg(12).matrix(n * 500);
+    for token in x.chunks_exact_mut(n) {
+        let shared = token[0];
+        token.iter_mut().enumerate().for_each(|(j, v)| *v = if unseen(j) { 0.0 } else { *v + shared });
+    }
+    let frame = gosset_unisvq::Frame::full(n, 5).unwrap();
+    let h = of_tokens(&x, n).transformed(|x| frame.enter_f64(x)).unwrap();
+    for metric in [false, true] {
+        let (w, out, report) = round(&h, rows, metric, 8);
+        assert_eq!(report.damping.dead_inputs, 10);
+        assert!(!report.is_plain);
+        // Back in the frame of the inputs.
+        let mut errors: Vec<f32> = w.iter().zip(&out).map(|(a, b)| a - b).collect();
+        let signs = frame.signs();
+        for row in errors.chunks_exact_mut(n) {
+            frame.unrotate(row);
+            row.iter_mut().zip(&signs).for_each(|(v, s)| *v *= s);
+        }
+        let dead = errors.iter().enumerate().filter(|(i, _)| unseen(i % n)).map(|(_, e)| f64::from(*e).powi(2));
+        let dead = dead.clone().sum::<f64>() / dead.count() as f64;
+        // Plain rounding of a Gaussian at two bits: 0.119. Without care for such inputs: 0.5.
+        assert!(dead < 0.2, "{dead}");
+    }
+}

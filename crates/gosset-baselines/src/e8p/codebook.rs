@@ -1,91 +1,28 @@
 //! QuIP#'s padded E8 codebook with 2^16 codewords.
-
-use gosset_entropy::Rate;
-
-use crate::baseline::check_shape;
-use crate::groups::CODES;
-use crate::higgs::piecewise_rate;
-use crate::pack::{pack, packed_len, unpack};
-use crate::rows::{Rotation, SCALES, normalize, restore};
-use crate::{Baseline, BaselineError, Encoded, Plane};
+//!
+//! Take the vectors of Z^8 + 1/2 whose coordinates have an even sum (a coset of D8). Their magnitudes with squared norm up to 10 are
+//! 227 vectors; 29 of norm 12 make them 256: 8 bits. Seven signs are free, the eighth follows from the parity of the sum: 7 bits. One
+//! more bit adds 1/4 or -1/4 to every coordinate, which makes the whole a subset of E8 + 1/4. Of the 56 magnitudes of norm 12 with
+//! five coordinates 3/2 the first 29 in lexicographic order are taken; which ones is immaterial for a distribution without
+//! preferred axes.
+//!
+//! Source: Tseng et al., *QuIP#*, arXiv 2402.04396, section 4.2 (the description; no code).
 
 /// Values per codeword.
-const P: usize = 8;
+pub(super) const P: usize = 8;
 
 /// Factor from values of unit RMS to the codebook; it has the least squared error on N(0, 1), as measured on seeded values
 /// (see the test).
-const ALPHA: f32 = 1.03;
+pub(super) const ALPHA: f32 = 1.03;
 
 /// Magnitude vectors of squared norm 12 that fill the 227 of norm up to 10 to a table of 256.
 const PADDING: usize = 29;
-
-/// Half-integer vectors with an even sum, by magnitudes and signs, shifted by a quarter up or down: 16 bits for 8 values.
-///
-/// Take the vectors of Z^8 + 1/2 whose coordinates have an even sum (a coset of D8). Their magnitudes with squared norm up to 10 are
-/// 227 vectors; 29 of norm 12 make them 256: 8 bits. Seven signs are free, the eighth follows from the parity of the sum: 7 bits. One
-/// more bit adds 1/4 or -1/4 to every coordinate, which makes the whole a subset of E8 + 1/4. Of the 56 magnitudes of norm 12 with
-/// five coordinates 3/2 the first 29 in lexicographic order are taken; which ones is immaterial for a distribution without
-/// preferred axes.
-///
-/// Rotation and scale (one bf16 per row) are those of Gosset's codecs. Pieces of 8 run through the rows without regard to their ends.
-///
-/// Source: Tseng et al., *QuIP#*, arXiv 2402.04396, section 4.2 (the description; no code).
-#[derive(Debug, Clone)]
-pub struct E8p {
-    codebook: Codebook,
-    rotation: Rotation,
-}
-
-impl E8p {
-    /// The method after this rotation.
-    pub fn new(rotation: Rotation) -> Self {
-        E8p { codebook: Codebook::new(), rotation }
-    }
-}
-
-impl Baseline for E8p {
-    fn name(&self) -> &str {
-        "e8p"
-    }
-
-    fn payload_bps(&self) -> f64 {
-        2.0
-    }
-
-    fn encode(&self, rows: usize, cols: usize, weights: &[f32]) -> Result<Encoded, BaselineError> {
-        let (values, scales) = normalize(self.rotation, rows, cols, weights)?;
-        let codes: Vec<u16> = values
-            .chunks(P)
-            .map(|chunk| {
-                let mut piece = [0.0; P];
-                piece.iter_mut().zip(chunk).for_each(|(p, v)| *p = v * ALPHA);
-                self.codebook.nearest(&piece).0
-            })
-            .collect();
-        let rate: Rate = piecewise_rate(values.len(), rows, P, 16);
-        Ok(Encoded { planes: vec![Plane { name: CODES, bytes: pack(&codes, 16) }, scales], rate, fallback: None })
-    }
-
-    fn decode(&self, rows: usize, cols: usize, encoded: &Encoded) -> Result<Vec<f32>, BaselineError> {
-        let n = check_shape(rows, cols)?;
-        let n_pieces = n.div_ceil(P);
-        let codes = encoded.plane(CODES, packed_len(n_pieces, 16))?;
-        let scales = encoded.plane(SCALES, rows * 2)?;
-        let mut values: Vec<f32> = Vec::with_capacity(n_pieces * P);
-        for code in unpack(codes, 16) {
-            values.extend(self.codebook.point(code).map(|v| v / ALPHA));
-        }
-        values.truncate(n);
-        restore(self.rotation, rows, cols, scales, &mut values)?;
-        Ok(values)
-    }
-}
 
 /// The magnitudes and the way back from them to their number.
 ///
 /// A code is `magnitude * 256 + signs * 2 + shift`: bit i of `signs` is set if coordinate i < 7 is negative, `shift` is 1 for +1/4.
 #[derive(Debug, Clone)]
-struct Codebook {
+pub(super) struct Codebook {
     /// Twice the magnitudes: 1, 3 or 5.
     magnitudes: Vec<[u8; P]>,
     /// Number of the magnitude whose coordinate i is digit i in base 3 (0, 1, 2 for 1/2, 3/2, 5/2).
@@ -101,7 +38,7 @@ struct Sorted {
 }
 
 impl Codebook {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let digits = |key: usize| -> [u8; P] { std::array::from_fn(|i| (key / 3usize.pow(i as u32) % 3) as u8) };
         // Four times the squared norm: 1 + 8 for 3/2, 1 + 24 for 5/2.
         let norm = |m: &[u8; P]| m.iter().map(|&v| u32::from(v) * u32::from(v)).sum::<u32>();
@@ -123,7 +60,7 @@ impl Codebook {
     }
 
     /// The codeword of a code.
-    fn point(&self, code: u16) -> [f32; P] {
+    pub(super) fn point(&self, code: u16) -> [f32; P] {
         let magnitude = &self.magnitudes[usize::from(code >> 8)];
         let mut negative = (code >> 1) & 0x7f;
         let shift = if code & 1 == 1 { 0.25 } else { -0.25 };
@@ -139,7 +76,7 @@ impl Codebook {
     }
 
     /// Code of the codeword nearest to `x`, and its squared distance.
-    fn nearest(&self, x: &[f32; P]) -> (u16, f32) {
+    pub(super) fn nearest(&self, x: &[f32; P]) -> (u16, f32) {
         let down = self.nearest_half_integer(&x.map(|v| v + 0.25));
         let up = self.nearest_half_integer(&x.map(|v| v - 0.25));
         if up.1 < down.1 { (up.0 | 1, up.1) } else { down }
