@@ -1114,3 +1114,93 @@ static_assert(offsetof(FixedEncodeParams, rows) == 16);
 static_assert(offsetof(FixedEncodeParams, cols) == 20);
 static_assert(offsetof(FixedEncodeParams, k_blocks) == 24);
 static_assert(offsetof(FixedEncodeParams, step) == 28);
+
+// Products of affine-grid codes with up to eight activations.
+struct UniSvqParams {
+    const uint4* words;  // `[tiles, row_units, BITS, 32]`
+    const float* x;  // fused: `[batch, cols]`
+    const uint4* prepared;  // otherwise: `[row_units, x_blocks, 4, 32]`
+    const float2* activations;  // otherwise: half the step and beta of each
+    const __half* input_scales;  // S_U, padded to whole units
+    const __half* output_scales;  // S_V, padded to whole groups of 128 rows
+    const float* group_scales;  // factor of each group of 128 rows
+    const uint32_t* output_logs;  // log2 of the tile of each row, a byte each; null: 128
+    const float* fold_table;  // A and B as even and odd lanes use them, `[2, 36]`
+    float* y;  // `[batch, rows]`
+    float* z;  // `[batch, z_stride]`: results before the output transform
+    uint32_t* counters;  // row tiles of each group that are written, 0 before and after
+    uint32_t rows;
+    uint32_t cols;
+    uint32_t tiles;  // tiles of 16 rows
+    uint32_t row_units;  // units of 256 columns in a row
+    uint32_t first_unit;  // of this launch
+    uint32_t end_unit;  // of this launch
+    uint32_t batch;  // 1 to 8
+    uint32_t x_blocks;  // blocks of four activations
+    uint32_t z_stride;  // a multiple of 128
+    uint32_t depth;  // 1 to 8: row tiles on their way
+    uint32_t slots;  // row tiles whose sums wait
+    uint32_t ring_at;  // where words lie in shared memory
+    uint32_t fold;  // 0: A is the identity, 1: groups within four columns, 2: of eight
+    float centre;  // of the codes
+    uint32_t flags;  // 2: y by 16 bytes, 4: add to z, 8: finish, 16: rotate the input, 32: the output
+};
+static_assert(sizeof(UniSvqParams) == 160);
+static_assert(offsetof(UniSvqParams, words) == 0);
+static_assert(offsetof(UniSvqParams, x) == 8);
+static_assert(offsetof(UniSvqParams, prepared) == 16);
+static_assert(offsetof(UniSvqParams, activations) == 24);
+static_assert(offsetof(UniSvqParams, input_scales) == 32);
+static_assert(offsetof(UniSvqParams, output_scales) == 40);
+static_assert(offsetof(UniSvqParams, group_scales) == 48);
+static_assert(offsetof(UniSvqParams, output_logs) == 56);
+static_assert(offsetof(UniSvqParams, fold_table) == 64);
+static_assert(offsetof(UniSvqParams, y) == 72);
+static_assert(offsetof(UniSvqParams, z) == 80);
+static_assert(offsetof(UniSvqParams, counters) == 88);
+static_assert(offsetof(UniSvqParams, rows) == 96);
+static_assert(offsetof(UniSvqParams, cols) == 100);
+static_assert(offsetof(UniSvqParams, tiles) == 104);
+static_assert(offsetof(UniSvqParams, row_units) == 108);
+static_assert(offsetof(UniSvqParams, first_unit) == 112);
+static_assert(offsetof(UniSvqParams, end_unit) == 116);
+static_assert(offsetof(UniSvqParams, batch) == 120);
+static_assert(offsetof(UniSvqParams, x_blocks) == 124);
+static_assert(offsetof(UniSvqParams, z_stride) == 128);
+static_assert(offsetof(UniSvqParams, depth) == 132);
+static_assert(offsetof(UniSvqParams, slots) == 136);
+static_assert(offsetof(UniSvqParams, ring_at) == 140);
+static_assert(offsetof(UniSvqParams, fold) == 144);
+static_assert(offsetof(UniSvqParams, centre) == 148);
+static_assert(offsetof(UniSvqParams, flags) == 152);
+
+// Activations to the operands of products with affine-grid codes.
+struct UniSvqPrepareParams {
+    const float* x;  // `[batch, cols]`
+    const __half* input_scales;  // S_U, padded to whole units
+    const uint32_t* input_logs;  // log2 of the tile of each column, a byte each; null: 128
+    const float* fold_table;  // as in UniSvqParams
+    uint32_t* prepared;  // `[row_units, x_blocks, 4, 32, 4]`
+    float2* activations;  // half the step and beta of each
+    uint32_t cols;
+    uint32_t row_units;
+    uint32_t batch;
+    uint32_t x_blocks;  // blocks of four activations
+    uint32_t fold;
+    float centre;
+    uint32_t flags;  // 1: x by 16 bytes, 16: rotate
+};
+static_assert(sizeof(UniSvqPrepareParams) == 80);
+static_assert(offsetof(UniSvqPrepareParams, x) == 0);
+static_assert(offsetof(UniSvqPrepareParams, input_scales) == 8);
+static_assert(offsetof(UniSvqPrepareParams, input_logs) == 16);
+static_assert(offsetof(UniSvqPrepareParams, fold_table) == 24);
+static_assert(offsetof(UniSvqPrepareParams, prepared) == 32);
+static_assert(offsetof(UniSvqPrepareParams, activations) == 40);
+static_assert(offsetof(UniSvqPrepareParams, cols) == 48);
+static_assert(offsetof(UniSvqPrepareParams, row_units) == 52);
+static_assert(offsetof(UniSvqPrepareParams, batch) == 56);
+static_assert(offsetof(UniSvqPrepareParams, x_blocks) == 60);
+static_assert(offsetof(UniSvqPrepareParams, fold) == 64);
+static_assert(offsetof(UniSvqPrepareParams, centre) == 68);
+static_assert(offsetof(UniSvqPrepareParams, flags) == 72);

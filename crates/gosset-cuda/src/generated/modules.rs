@@ -126,6 +126,14 @@ pub(crate) enum Module {
     FixedK2,
     /// `fixed.cu -DBITS=4`
     FixedK4,
+    /// `unisvq_prepare.cu`
+    UnisvqPrepare,
+    /// `unisvq.cu -DBITS=2`
+    UnisvqK2,
+    /// `unisvq.cu -DBITS=3`
+    UnisvqK3,
+    /// `unisvq.cu -DBITS=4`
+    UnisvqK4,
 }
 
 impl Module {
@@ -180,6 +188,10 @@ impl Module {
         Module::ShiftGemmK4,
         Module::FixedK2,
         Module::FixedK4,
+        Module::UnisvqPrepare,
+        Module::UnisvqK2,
+        Module::UnisvqK3,
+        Module::UnisvqK4,
     ];
 
     /// Its name in `kernels.toml`.
@@ -234,6 +246,10 @@ impl Module {
             Module::ShiftGemmK4 => "shift_gemm_k4",
             Module::FixedK2 => "fixed_k2",
             Module::FixedK4 => "fixed_k4",
+            Module::UnisvqPrepare => "unisvq_prepare",
+            Module::UnisvqK2 => "unisvq_k2",
+            Module::UnisvqK3 => "unisvq_k3",
+            Module::UnisvqK4 => "unisvq_k4",
         }
     }
 
@@ -465,6 +481,27 @@ impl Module {
                 Entry { name: "fixed_gemv1_any", param_bytes: 80 },
                 Entry { name: "fixed_gemv8_full", param_bytes: 80 },
                 Entry { name: "fixed_gemv8_any", param_bytes: 80 },
+            ],
+            Module::UnisvqPrepare => &[
+                Entry { name: "unisvq_prepare", param_bytes: 80 },
+            ],
+            Module::UnisvqK2 => &[
+                Entry { name: "unisvq_4", param_bytes: 160 },
+                Entry { name: "unisvq_8", param_bytes: 160 },
+                Entry { name: "unisvq_4_middle", param_bytes: 160 },
+                Entry { name: "unisvq_4_wide", param_bytes: 160 },
+            ],
+            Module::UnisvqK3 => &[
+                Entry { name: "unisvq_4", param_bytes: 160 },
+                Entry { name: "unisvq_8", param_bytes: 160 },
+                Entry { name: "unisvq_4_middle", param_bytes: 160 },
+                Entry { name: "unisvq_4_wide", param_bytes: 160 },
+            ],
+            Module::UnisvqK4 => &[
+                Entry { name: "unisvq_4", param_bytes: 160 },
+                Entry { name: "unisvq_8", param_bytes: 160 },
+                Entry { name: "unisvq_4_middle", param_bytes: 160 },
+                Entry { name: "unisvq_4_wide", param_bytes: 160 },
             ],
         }
     }
@@ -970,6 +1007,62 @@ impl Module {
                     ptx_version: (8, 0),
                     hash: "54215b013c04398a9160d623f174a44de69e418f068cd0d23d3dbf5596fef3a3",
                     ptx: include_str!("../../ptx/fixed_k4.sm_90a.ptx"),
+                },
+            ],
+            Module::UnisvqPrepare => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "c03a12de9e5acfb34bbcccfc592cb7a97ff0398437b96bc9d3fc33fb80733036",
+                    ptx: include_str!("../../ptx/unisvq_prepare.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "d2a605b269a48e11611e3e8f803d2199e1f60cb454a5e199fa67d5fd78c4285c",
+                    ptx: include_str!("../../ptx/unisvq_prepare.sm_90a.ptx"),
+                },
+            ],
+            Module::UnisvqK2 => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "219e4505b1fe1c307c43fd73a7af8b7b590aafd46834f523901d5700d6f2f4e5",
+                    ptx: include_str!("../../ptx/unisvq_k2.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "6571e8626d8ef8c52852778a13f03e5bfc989539edab84eaee4935d4b2a9807d",
+                    ptx: include_str!("../../ptx/unisvq_k2.sm_90a.ptx"),
+                },
+            ],
+            Module::UnisvqK3 => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "0c0b8e25f1ef24e5b432d39880b4dbcbd166ccdbbd41b72a6873e4807679c407",
+                    ptx: include_str!("../../ptx/unisvq_k3.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "876939a8f1c79844809bc42e966bccac6c0e10388362c83d759b0b210b8675ec",
+                    ptx: include_str!("../../ptx/unisvq_k3.sm_90a.ptx"),
+                },
+            ],
+            Module::UnisvqK4 => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "0c0ca2dedb492d73bf1b8df30934b5edf7956d8f511b7bc207be884d31c6af18",
+                    ptx: include_str!("../../ptx/unisvq_k4.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "9ef78941338fb38a589e059758579ce72afa514cf97975801ffc61a9a30ec1d9",
+                    ptx: include_str!("../../ptx/unisvq_k4.sm_90a.ptx"),
                 },
             ],
         }

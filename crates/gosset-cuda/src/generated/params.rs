@@ -1801,3 +1801,145 @@ const _: () = assert!(offset_of!(FixedEncodeParams, step) == 28);
 
 // SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
 unsafe impl Params for FixedEncodeParams {}
+
+/// Products of affine-grid codes with up to eight activations.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct UniSvqParams {
+    /// `const uint4*`: `[tiles, row_units, BITS, 32]`
+    pub(crate) words: u64,
+    /// `const float*`: fused: `[batch, cols]`
+    pub(crate) x: u64,
+    /// `const uint4*`: otherwise: `[row_units, x_blocks, 4, 32]`
+    pub(crate) prepared: u64,
+    /// `const float2*`: otherwise: half the step and beta of each
+    pub(crate) activations: u64,
+    /// `const __half*`: S_U, padded to whole units
+    pub(crate) input_scales: u64,
+    /// `const __half*`: S_V, padded to whole groups of 128 rows
+    pub(crate) output_scales: u64,
+    /// `const float*`: factor of each group of 128 rows
+    pub(crate) group_scales: u64,
+    /// `const uint32_t*`: log2 of the tile of each row, a byte each; null: 128
+    pub(crate) output_logs: u64,
+    /// `const float*`: A and B as even and odd lanes use them, `[2, 36]`
+    pub(crate) fold_table: u64,
+    /// `float*`: `[batch, rows]`
+    pub(crate) y: u64,
+    /// `float*`: `[batch, z_stride]`: results before the output transform
+    pub(crate) z: u64,
+    /// `uint32_t*`: row tiles of each group that are written, 0 before and after
+    pub(crate) counters: u64,
+    /// `rows`
+    pub(crate) rows: u32,
+    /// `cols`
+    pub(crate) cols: u32,
+    /// tiles of 16 rows
+    pub(crate) tiles: u32,
+    /// units of 256 columns in a row
+    pub(crate) row_units: u32,
+    /// of this launch
+    pub(crate) first_unit: u32,
+    /// of this launch
+    pub(crate) end_unit: u32,
+    /// 1 to 8
+    pub(crate) batch: u32,
+    /// blocks of four activations
+    pub(crate) x_blocks: u32,
+    /// a multiple of 128
+    pub(crate) z_stride: u32,
+    /// 1 to 8: row tiles on their way
+    pub(crate) depth: u32,
+    /// row tiles whose sums wait
+    pub(crate) slots: u32,
+    /// where words lie in shared memory
+    pub(crate) ring_at: u32,
+    /// 0: A is the identity, 1: groups within four columns, 2: of eight
+    pub(crate) fold: u32,
+    /// of the codes
+    pub(crate) centre: f32,
+    /// 2: y by 16 bytes, 4: add to z, 8: finish, 16: rotate the input, 32: the output
+    pub(crate) flags: u32,
+}
+
+const _: () = assert!(size_of::<UniSvqParams>() == 160);
+const _: () = assert!(offset_of!(UniSvqParams, words) == 0);
+const _: () = assert!(offset_of!(UniSvqParams, x) == 8);
+const _: () = assert!(offset_of!(UniSvqParams, prepared) == 16);
+const _: () = assert!(offset_of!(UniSvqParams, activations) == 24);
+const _: () = assert!(offset_of!(UniSvqParams, input_scales) == 32);
+const _: () = assert!(offset_of!(UniSvqParams, output_scales) == 40);
+const _: () = assert!(offset_of!(UniSvqParams, group_scales) == 48);
+const _: () = assert!(offset_of!(UniSvqParams, output_logs) == 56);
+const _: () = assert!(offset_of!(UniSvqParams, fold_table) == 64);
+const _: () = assert!(offset_of!(UniSvqParams, y) == 72);
+const _: () = assert!(offset_of!(UniSvqParams, z) == 80);
+const _: () = assert!(offset_of!(UniSvqParams, counters) == 88);
+const _: () = assert!(offset_of!(UniSvqParams, rows) == 96);
+const _: () = assert!(offset_of!(UniSvqParams, cols) == 100);
+const _: () = assert!(offset_of!(UniSvqParams, tiles) == 104);
+const _: () = assert!(offset_of!(UniSvqParams, row_units) == 108);
+const _: () = assert!(offset_of!(UniSvqParams, first_unit) == 112);
+const _: () = assert!(offset_of!(UniSvqParams, end_unit) == 116);
+const _: () = assert!(offset_of!(UniSvqParams, batch) == 120);
+const _: () = assert!(offset_of!(UniSvqParams, x_blocks) == 124);
+const _: () = assert!(offset_of!(UniSvqParams, z_stride) == 128);
+const _: () = assert!(offset_of!(UniSvqParams, depth) == 132);
+const _: () = assert!(offset_of!(UniSvqParams, slots) == 136);
+const _: () = assert!(offset_of!(UniSvqParams, ring_at) == 140);
+const _: () = assert!(offset_of!(UniSvqParams, fold) == 144);
+const _: () = assert!(offset_of!(UniSvqParams, centre) == 148);
+const _: () = assert!(offset_of!(UniSvqParams, flags) == 152);
+
+// SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
+unsafe impl Params for UniSvqParams {}
+
+/// Activations to the operands of products with affine-grid codes.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct UniSvqPrepareParams {
+    /// `const float*`: `[batch, cols]`
+    pub(crate) x: u64,
+    /// `const __half*`: S_U, padded to whole units
+    pub(crate) input_scales: u64,
+    /// `const uint32_t*`: log2 of the tile of each column, a byte each; null: 128
+    pub(crate) input_logs: u64,
+    /// `const float*`: as in UniSvqParams
+    pub(crate) fold_table: u64,
+    /// `uint32_t*`: `[row_units, x_blocks, 4, 32, 4]`
+    pub(crate) prepared: u64,
+    /// `float2*`: half the step and beta of each
+    pub(crate) activations: u64,
+    /// `cols`
+    pub(crate) cols: u32,
+    /// `row_units`
+    pub(crate) row_units: u32,
+    /// `batch`
+    pub(crate) batch: u32,
+    /// blocks of four activations
+    pub(crate) x_blocks: u32,
+    /// `fold`
+    pub(crate) fold: u32,
+    /// `centre`
+    pub(crate) centre: f32,
+    /// 1: x by 16 bytes, 16: rotate
+    pub(crate) flags: u32,
+}
+
+const _: () = assert!(size_of::<UniSvqPrepareParams>() == 80);
+const _: () = assert!(offset_of!(UniSvqPrepareParams, x) == 0);
+const _: () = assert!(offset_of!(UniSvqPrepareParams, input_scales) == 8);
+const _: () = assert!(offset_of!(UniSvqPrepareParams, input_logs) == 16);
+const _: () = assert!(offset_of!(UniSvqPrepareParams, fold_table) == 24);
+const _: () = assert!(offset_of!(UniSvqPrepareParams, prepared) == 32);
+const _: () = assert!(offset_of!(UniSvqPrepareParams, activations) == 40);
+const _: () = assert!(offset_of!(UniSvqPrepareParams, cols) == 48);
+const _: () = assert!(offset_of!(UniSvqPrepareParams, row_units) == 52);
+const _: () = assert!(offset_of!(UniSvqPrepareParams, batch) == 56);
+const _: () = assert!(offset_of!(UniSvqPrepareParams, x_blocks) == 60);
+const _: () = assert!(offset_of!(UniSvqPrepareParams, fold) == 64);
+const _: () = assert!(offset_of!(UniSvqPrepareParams, centre) == 68);
+const _: () = assert!(offset_of!(UniSvqPrepareParams, flags) == 72);
+
+// SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
+unsafe impl Params for UniSvqPrepareParams {}

@@ -20,6 +20,8 @@ pub mod shift;
 mod shift_few;
 mod shift_gemm;
 mod shift_layout;
+pub mod unisvq;
+mod unisvq_layout;
 pub mod viterbi;
 
 pub use decoded::{PointType, ValueType};

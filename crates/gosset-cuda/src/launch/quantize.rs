@@ -417,7 +417,10 @@ pub fn encode<T: QuantizeInput>(
             runs: rht.plan().runs().iter().map(|run| [run.tile, run.count]).collect(),
         },
     };
-    Ok(EncodedMatrix { header: MatrixHeader { rows: rows as u64, cols: cols as u64, rotation, columns: None, scheme }, planes })
+    Ok(EncodedMatrix {
+        header: MatrixHeader { rows: rows as u64, cols: cols as u64, rotation, columns: None, scheme },
+        planes,
+    })
 }
 
 fn plane(name: &'static str, data: PlaneData<'static>) -> Plane<'static> {

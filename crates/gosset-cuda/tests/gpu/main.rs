@@ -13,6 +13,7 @@ mod quantize;
 mod rht;
 mod rice;
 mod shift;
+mod unisvq;
 mod viterbi;
 
 use gosset_cuda::Gpu;
