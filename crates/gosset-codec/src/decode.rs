@@ -267,6 +267,15 @@ impl<'a> Decoder<'a> {
         self.columns().ok().map(ColumnsDecoder::n_streams)
     }
 
+    /// The columns that have values in one of the [`n_column_streams`](Self::n_column_streams), in the order in which they are
+    /// decoded; none for a matrix stored by rows.
+    ///
+    /// # Panics
+    /// If there is no such stream.
+    pub fn columns_of_stream(&self, stream: usize) -> &[u32] {
+        self.columns().map_or(&[], |columns| columns.columns_of(stream))
+    }
+
     /// Hands the values of one of the [`n_column_streams`](Self::n_column_streams) to `sink`, in the frame of
     /// [`decode_columns_rotated`](Self::decode_columns_rotated): column, first row, values. Columns of zeros are in no stream.
     ///

@@ -126,20 +126,30 @@ impl ShiftEncoder {
 
     /// The states of up to [`STRINGS_AT_ONCE`] strings, together where they are read at the same positions.
     fn search(&self, strings: &mut [StringBuffers], scratch: &mut ViterbiScratch) {
-        if let [a, b, c, d] = strings
-            && [&*b, &*c, &*d].iter().all(|other| other.kinds == a.kinds)
-            && [&*a, &*b, &*c, &*d].iter().all(|string| !string.is_zero)
-        {
-            let targets = [&a.targets[..], &b.targets, &c.targets, &d.targets];
-            let states = [&mut a.states[..], &mut b.states, &mut c.states, &mut d.states];
-            self.viterbi.rings(&a.kinds, targets, states, scratch);
-            return;
-        }
-        for StringBuffers { kinds, targets, states, is_zero } in strings {
-            if !*is_zero {
-                self.viterbi.rings(kinds, [targets], [states], scratch);
+        let alike = strings.iter().all(|other| other.kinds == strings[0].kinds && !other.is_zero);
+        match strings {
+            [a, b, c, d] if alike => self.search_together([a, b, c, d], scratch),
+            [a, b, c] if alike => self.search_together([a, b, c], scratch),
+            [a, b] if alike => self.search_together([a, b], scratch),
+            _ => {
+                for string in strings.iter_mut().filter(|string| !string.is_zero) {
+                    self.search_together([string], scratch);
+                }
             }
         }
+    }
+
+    /// The states of strings that are read at the same positions.
+    fn search_together<const R: usize>(&self, strings: [&mut StringBuffers; R], scratch: &mut ViterbiScratch) {
+        let mut kinds: &[StepKind] = &[];
+        let mut targets: [&[Target]; R] = [&[]; R];
+        let mut n = 0;
+        let states = strings.map(|string| {
+            (kinds, targets[n]) = (&string.kinds, &string.targets);
+            n += 1;
+            &mut string.states[..]
+        });
+        self.viterbi.rings(kinds, targets, states, scratch);
     }
 }
 
