@@ -273,6 +273,18 @@ impl Method {
         }
     }
 
+    /// Bytes that quantizing a matrix of that shape takes at most with feedback: weights, targets and reconstructions in f32 and f64, and
+    /// second moments in the frame, damped and factored in f64. 0 for a codec by itself, whose memory is that of the matrix.
+    pub(crate) fn peak_bytes(&self, (rows, cols): (usize, usize)) -> u64 {
+        /// Copies of a matrix and of its second moments that live at the same time.
+        const COPIES: (u64, u64) = (8, 6);
+        let (n, square) = ((rows as u64).saturating_mul(cols as u64), (cols as u64).saturating_mul(cols as u64));
+        match self {
+            Method::Codec(_) => 0,
+            _ => n.saturating_mul(4 * COPIES.0).saturating_add(square.saturating_mul(8 * COPIES.1)),
+        }
+    }
+
     /// What a matrix is expected to take.
     pub(crate) fn estimate(&self, rows: usize, cols: usize) -> Result<MethodEstimate, CodecError> {
         let of_codec = |spec: &CodecSpec| {

@@ -93,6 +93,8 @@ pub struct PlanEstimate {
     pub file_bps: f64,
     /// Bytes of the largest tensor while it is worked on: its f32 values.
     pub largest_tensor_bytes: u64,
+    /// Bytes that quantizing takes at most with error feedback, the activations themselves aside; 0 without.
+    pub encode_peak_bytes: u64,
 }
 
 /// Decides for each tensor whether it is quantized, kept or skipped, and why.
@@ -322,13 +324,15 @@ impl Plan {
     /// Sizes to expect. Good to a fraction of a percent; exact figures are in the report of a run.
     pub fn estimate(&self) -> PlanEstimate {
         let (mut n_params, mut n_quantized, mut largest, mut payload) = (0u64, 0u64, 0u64, 0.0);
+        let mut encode_peak = 0u64;
         for item in self.items.iter().filter(|item| !matches!(item.action, Action::Skip { .. })) {
             let n = item.tensor.n_weights();
             n_params += n;
-            if let Action::Quantize { target_bps, .. } = &item.action {
+            if let Action::Quantize { method, target_bps } = &item.action {
                 n_quantized += n;
                 payload += target_bps * n as f64;
                 largest = largest.max(n * 4);
+                encode_peak = encode_peak.max(method.peak_bytes(item.tensor.rows_cols()));
             }
         }
         let (file, coded) = self.budget.as_ref().map_or((0, 0), |budget| (budget.file_bytes(), budget.coded_bytes()));
@@ -341,6 +345,7 @@ impl Plan {
             all_in_bps: per(coded as f64 * 8.0, n_quantized),
             file_bps: per(file as f64 * 8.0, n_params),
             largest_tensor_bytes: largest,
+            encode_peak_bytes: encode_peak,
         }
     }
 }

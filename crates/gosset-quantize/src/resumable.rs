@@ -259,6 +259,11 @@ impl<'a> Resumable<'a> {
         for &index in &unit.items {
             self.check_cancelled(work)?;
             let (stored, measured) = self.quantize(index)?;
+            // What follows in the block may read it before the block is kept.
+            if let (Some(activations), Some(_)) = (self.activations.as_deref_mut(), &unit.block) {
+                let name = &self.plan.items[index].tensor.name;
+                activations.replaced(name, &stored.decoder(name)?.values(name)?)?;
+            }
             held.push((index, stored, measured));
         }
         let tuned = match &unit.block {
@@ -344,10 +349,6 @@ impl<'a> Resumable<'a> {
         let Some(activations) = self.activations.as_deref_mut() else { return Ok(None) };
         self.observer.event(&Event::Tuning { block });
         let started = Instant::now();
-        for (index, stored, _) in held.iter() {
-            let name = &self.plan.items[*index].tensor.name;
-            activations.replaced(name, &stored.decoder(name)?.values(name)?)?;
-        }
         let mut matrices: Vec<(&str, &mut UniSvqMatrix)> = Vec::new();
         for (index, stored, measured) in held.iter_mut() {
             if let (Stored::UniSvq(matrix), Some(_)) = (stored, &measured.feedback) {
