@@ -4,6 +4,7 @@ use candle_core::Tensor;
 use rayon::prelude::*;
 
 use crate::arch::{Mat, MatMut, Threads, exp_sum_in_place, matmul};
+use crate::config::ModelConfig;
 use crate::error::RuntimeError;
 use crate::kv_cache::LayerCache;
 use crate::rope::RopeTable;
@@ -17,10 +18,17 @@ pub(crate) struct AttentionShape {
     pub(crate) head_dim: usize,
 }
 
+impl AttentionShape {
+    /// The shape that a configuration states.
+    pub(crate) fn of(config: &ModelConfig) -> Self {
+        Self { heads: config.n_heads, kv_heads: config.n_kv_heads, head_dim: config.head_dim }
+    }
+}
+
 /// Rows of one score matrix: a block of query positions times the query heads that share a KV head.
 ///
 /// 192 rows times 2048 keys in f32 are 1.5 MB, which stays in a core's second-level cache.
-const SCORE_ROWS: usize = 192;
+pub(crate) const SCORE_ROWS: usize = 192;
 
 /// Attention of the last `n` cached positions over everything up to each of them.
 ///

@@ -79,6 +79,54 @@ pub enum RuntimeError {
         /// Position of the first bad token within the scored sequence.
         position: usize,
     },
+    /// An activation is not finite although the weights are: it overflowed while the calibration text went through the model.
+    #[error("calibration: {value} in {place} at token {token}, channel {channel}, expected finite activations")]
+    NonFiniteActivation {
+        /// Where, for instance `the input of model.layers.1.mlp.down_proj`: the first such place.
+        place: String,
+        /// Calibration token, counted over all sequences.
+        token: u64,
+        /// Channel.
+        channel: u64,
+        /// The value.
+        value: f32,
+    },
+    /// A calibration text cannot be used.
+    #[error("{}: {detail}", path.display())]
+    CalibrationText {
+        /// File or folder.
+        path: PathBuf,
+        /// Expected and found.
+        detail: String,
+    },
+    /// A file of second moments is damaged.
+    #[error("{}: {detail}", path.display())]
+    HessianCache {
+        /// The file.
+        path: PathBuf,
+        /// Expected and found.
+        detail: String,
+    },
+    /// Second moments are of another model, text or choice of tokens.
+    #[error("{}: is of another calibration: {what}: expected {expected}, found {found}; choose another folder", path.display())]
+    HessianCacheDiffers {
+        /// The file.
+        path: PathBuf,
+        /// What differs.
+        what: &'static str,
+        /// As asked for.
+        expected: String,
+        /// As the file states.
+        found: String,
+    },
+    /// Second moments could not be accumulated.
+    #[error("calibration: {place}: {source}")]
+    Moments {
+        /// Where.
+        place: String,
+        /// Why.
+        source: gosset_unisvq::UniSvqError,
+    },
     /// More positions were asked for than the model was made for.
     #[error("context of {limit} tokens: {asked} were asked for ({detail})")]
     ContextOverflow {

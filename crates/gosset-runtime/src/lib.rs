@@ -32,6 +32,7 @@
 
 mod arch;
 mod attention;
+pub mod calibration;
 #[cfg(feature = "cuda")]
 pub mod candle_cuda;
 mod config;

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use crate::config::ModelConfig;
+
 /// How the frequencies are stretched for long contexts.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
@@ -35,6 +37,11 @@ pub(crate) struct RopeFrequencies {
 }
 
 impl RopeFrequencies {
+    /// The frequencies that a configuration states.
+    pub(crate) fn of(config: &ModelConfig) -> Self {
+        Self::new(config.head_dim, config.rope_theta, &config.rope_scaling)
+    }
+
     /// Frequencies of `head_dim / 2` pairs. `head_dim` is even; a list of factors has one per pair.
     pub(crate) fn new(head_dim: usize, theta: f64, scaling: &RopeScaling) -> Self {
         let plain = (0..head_dim / 2).map(|i| theta.powf(-((2 * i) as f64) / head_dim as f64));

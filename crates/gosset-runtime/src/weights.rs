@@ -108,7 +108,7 @@ impl<'a> SourceWeights<'a> {
         Self { source, index }
     }
 
-    fn find(&self, name: &str) -> Result<usize, RuntimeError> {
+    pub(crate) fn find(&self, name: &str) -> Result<usize, RuntimeError> {
         let missing = || RuntimeError::MissingTensor { name: name.to_owned(), expected: Vec::new() };
         self.index.get(name).copied().ok_or_else(missing)
     }

@@ -3,17 +3,15 @@
 use std::sync::Arc;
 
 use candle_core::Tensor;
-use rayon::prelude::*;
 
-use crate::arch::silu_mul;
-use crate::attention::{AttentionShape, attend};
+use crate::attention::AttentionShape;
 use crate::config::ModelConfig;
 use crate::error::RuntimeError;
 use crate::kv_cache::{KvCache, LayerCache};
 use crate::linear::{Activation, Linear};
+use crate::models::layer::Layer;
 use crate::norm::RmsNorm;
-use crate::rope::{RopeFrequencies, RopeTable};
-use crate::tensor::{f32_slice, tensor2};
+use crate::rope::RopeFrequencies;
 use crate::trees::Trees;
 use crate::weights::Weights;
 
@@ -78,23 +76,6 @@ pub(crate) struct Decoder {
     shape: AttentionShape,
 }
 
-#[derive(Debug)]
-struct Layer {
-    /// For instance `model.layers.3`.
-    name: String,
-    input_norm: RmsNorm,
-    q: Linear,
-    k: Linear,
-    v: Linear,
-    o: Linear,
-    q_norm: Option<RmsNorm>,
-    k_norm: Option<RmsNorm>,
-    post_attention_norm: RmsNorm,
-    gate: Linear,
-    up: Linear,
-    down: Linear,
-}
-
 /// Where the layers of one pass find and leave keys and values.
 enum Memory<'a> {
     /// Each in its own cache.
@@ -109,37 +90,14 @@ impl Decoder {
         let norm = |name: &str| Ok::<_, RuntimeError>(RmsNorm::new(weights.vector(name)?, config.rms_norm_eps));
         let embedding = Arc::new(weights.linear(EMBEDDING, None)?);
         let head = if tied { Arc::clone(&embedding) } else { Arc::new(weights.linear(HEAD, None)?) };
-        let layers = (0..config.n_layers).map(|i| {
-            let name = format!("model.layers.{i}");
-            let part = |part: &str| format!("{name}.{part}.weight");
-            let head_norm = |n: &str| weights.shape(&part(n)).map(|_| norm(&part(n))).transpose();
-            let linear = |part: &str| {
-                let bias = format!("{name}.{part}.bias");
-                let bias = weights.shape(&bias).map(|_| weights.vector(&bias)).transpose()?;
-                weights.linear(&format!("{name}.{part}.weight"), bias)
-            };
-            Ok::<_, RuntimeError>(Layer {
-                input_norm: norm(&part("input_layernorm"))?,
-                q: linear("self_attn.q_proj")?,
-                k: linear("self_attn.k_proj")?,
-                v: linear("self_attn.v_proj")?,
-                o: linear("self_attn.o_proj")?,
-                q_norm: head_norm("self_attn.q_norm")?,
-                k_norm: head_norm("self_attn.k_norm")?,
-                post_attention_norm: norm(&part("post_attention_layernorm"))?,
-                gate: linear("mlp.gate_proj")?,
-                up: linear("mlp.up_proj")?,
-                down: linear("mlp.down_proj")?,
-                name,
-            })
-        });
+        let layers = (0..config.n_layers).map(|i| Layer::load(config, weights, i));
         Ok(Self {
             layers: layers.collect::<Result<_, _>>()?,
             norm: norm(FINAL_NORM)?,
             embedding,
             head,
-            rope: RopeFrequencies::new(config.head_dim, config.rope_theta, &config.rope_scaling),
-            shape: AttentionShape { heads: config.n_heads, kv_heads: config.n_kv_heads, head_dim: config.head_dim },
+            rope: RopeFrequencies::of(config),
+            shape: AttentionShape::of(config),
         })
     }
 
@@ -202,7 +160,7 @@ impl Decoder {
                 }
             };
             x = layer.forward(&x, cache, &rope, self.shape)?;
-            watch(&layer.name, &x)?;
+            watch(layer.name(), &x)?;
         }
         let x = self.norm.forward(&x)?;
         watch("model.norm", &x)?;
@@ -224,57 +182,4 @@ impl Decoder {
     pub(crate) fn logits(&self, hidden: &Tensor) -> Result<Tensor, RuntimeError> {
         self.head.apply(&Activation::new(hidden.contiguous()?))
     }
-}
-
-impl Layer {
-    fn forward(
-        &self,
-        x: &Tensor,
-        cache: &mut LayerCache,
-        rope: &RopeTable,
-        shape: AttentionShape,
-    ) -> Result<Tensor, RuntimeError> {
-        self.forward_with(x, |q, k, v| {
-            cache.append(&f32_slice(k)?, &f32_slice(v)?, rope);
-            attend(q, cache, rope, shape)
-        })
-    }
-
-    /// The layer around an attention that is given: queries, keys (neither rotated yet) and values of all rows to what is attended.
-    fn forward_with(
-        &self,
-        x: &Tensor,
-        attention: impl FnOnce(&Tensor, &Tensor, &Tensor) -> Result<Tensor, RuntimeError>,
-    ) -> Result<Tensor, RuntimeError> {
-        let normed = Activation::new(self.input_norm.forward(x)?);
-        let normalized = |y: Tensor, norm: &Option<RmsNorm>| norm.as_ref().map_or(Ok(y.clone()), |n| n.forward(&y));
-        let q = normalized(self.q.apply(&normed)?, &self.q_norm)?;
-        let k = normalized(self.k.apply(&normed)?, &self.k_norm)?;
-        let v = self.v.apply(&normed)?;
-        let attended = attention(&q, &k, &v)?;
-        let x = (x + self.o.apply(&Activation::new(attended))?)?;
-
-        let normed = Activation::new(self.post_attention_norm.forward(&x)?);
-        let gated = gated(&self.gate.apply(&normed)?, &self.up.apply(&normed)?)?;
-        Ok((x + self.down.apply(&Activation::new(gated))?)?)
-    }
-
-    fn heap_bytes(&self) -> usize {
-        let linears = [&self.q, &self.k, &self.v, &self.o, &self.gate, &self.up, &self.down];
-        let norms =
-            [Some(&self.input_norm), Some(&self.post_attention_norm), self.q_norm.as_ref(), self.k_norm.as_ref()];
-        linears.iter().map(|l| l.heap_bytes()).sum::<usize>()
-            + norms.iter().flatten().map(|n| n.heap_bytes()).sum::<usize>()
-    }
-}
-
-/// `silu(gate) * up`.
-fn gated(gate: &Tensor, up: &Tensor) -> Result<Tensor, RuntimeError> {
-    /// Elements per task: some microseconds of work.
-    const TASK_LEN: usize = 1 << 14;
-    let (n, cols) = gate.dims2()?;
-    let up = f32_slice(up)?;
-    let mut out = f32_slice(gate)?.to_vec();
-    out.par_chunks_mut(TASK_LEN).zip(up.par_chunks(TASK_LEN)).for_each(|(gate, up)| silu_mul(gate, up));
-    tensor2(out, n, cols)
 }

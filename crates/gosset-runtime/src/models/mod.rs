@@ -1,6 +1,7 @@
 //! Architectures: what each adds to the common decoder, one file each.
 
 mod decoder;
+mod layer;
 mod llama;
 mod qwen2;
 mod qwen3;
@@ -8,6 +9,7 @@ mod qwen3;
 #[cfg(feature = "gpu")]
 pub(crate) use decoder::FINAL_NORM;
 pub(crate) use decoder::{Decoder, EMBEDDING, HEAD, expected_tensors};
+pub(crate) use layer::{Layer, layer_name};
 
 /// What tells one architecture from another.
 #[derive(Debug, PartialEq, Eq)]

@@ -1,0 +1,93 @@
+//! Second moments of the unquantized model: one stream of hidden states, one pass over each layer.
+
+use std::sync::Arc;
+
+use gosset_quantize::InputMoments;
+use gosset_unisvq::HessianAccumulator;
+
+use super::cache::HessianCache;
+use super::layer_input::{InputCoverage, LayerInput};
+use super::progress::{Pass, Reporter};
+use super::runner::{Runner, Watch, check_output};
+use crate::error::RuntimeError;
+use crate::tensor::f32_slice;
+
+/// The hidden states of all tokens before a layer.
+pub(super) struct PlainStream {
+    /// Layer that they are the input of.
+    next: usize,
+    x: Vec<f32>,
+}
+
+/// The four second moments of one layer with what was seen.
+pub(super) type LayerMoments = [(InputMoments, InputCoverage); 4];
+
+impl PlainStream {
+    /// Before the first layer.
+    pub(super) fn new(runner: &Runner<'_>) -> Result<Self, RuntimeError> {
+        Ok(Self { next: 0, x: runner.embed()? })
+    }
+
+    /// The layer that comes next.
+    pub(super) fn next(&self) -> usize {
+        self.next
+    }
+
+    /// Moves over one layer without a look at it.
+    pub(super) fn skip(&mut self, runner: &Runner<'_>, reporter: &mut Reporter) -> Result<(), RuntimeError> {
+        self.walk(runner, reporter, Pass::Forward, &mut |_, _| Ok(()))
+    }
+
+    /// Moves over one layer and takes its second moments, which the cache gets too.
+    pub(super) fn take(
+        &mut self,
+        runner: &Runner<'_>,
+        reporter: &mut Reporter,
+        cache: Option<&HessianCache>,
+    ) -> Result<LayerMoments, RuntimeError> {
+        let layer = self.next;
+        let failed = |input: LayerInput| move |source| RuntimeError::Moments { place: input.place(layer), source };
+        let mut parts = Vec::with_capacity(4);
+        for input in LayerInput::ALL {
+            let sums = HessianAccumulator::new(input.width(&runner.config)).map_err(failed(input))?;
+            parts.push((sums, Watch::new(layer, input, &runner.config)));
+        }
+        self.walk(runner, reporter, Pass::Moments, &mut |input, x| {
+            let (sums, watch) = &mut parts[input as usize];
+            watch.look(x)?;
+            sums.add(x).map_err(failed(input))
+        })?;
+        let mut finished = Vec::with_capacity(4);
+        for ((sums, watch), input) in parts.into_iter().zip(LayerInput::ALL) {
+            let hessian = sums.finish().map_err(failed(input))?;
+            let seen = InputCoverage { dead: hessian.dead_inputs() as u64, ..watch.seen };
+            if let Some(cache) = cache {
+                cache.write(&hessian, &seen)?;
+            }
+            finished.push((InputMoments { dead_inputs: seen.dead, hessian: Arc::new(hessian), drift: None }, seen));
+        }
+        finished.try_into().map_err(|_| unreachable!("a layer has four inputs"))
+    }
+
+    fn walk(
+        &mut self,
+        runner: &Runner<'_>,
+        reporter: &mut Reporter,
+        pass: Pass,
+        see: &mut dyn FnMut(LayerInput, &[f32]) -> Result<(), RuntimeError>,
+    ) -> Result<(), RuntimeError> {
+        let layer = runner.layer(self.next)?;
+        for i in 0..runner.sequences.n_sequences() {
+            reporter.at(pass, self.next, i)?;
+            let x = runner.sequence(&self.x, i)?;
+            let after = runner.pass(&layer, &x, None, &mut |input, x| see(input, &f32_slice(x)?))?;
+            if let Some(after) = after {
+                let first = runner.sequences.range(i).start;
+                check_output(self.next, first, &f32_slice(&after)?, runner.config.hidden_size)?;
+                runner.set_sequence(&mut self.x, i, &after)?;
+            }
+        }
+        self.next += 1;
+        Ok(())
+    }
+}

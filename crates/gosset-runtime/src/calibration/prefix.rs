@@ -1,0 +1,165 @@
+//! Two streams of hidden states side by side: of the unquantized model, and of the model whose layers so far are quantized.
+
+use std::sync::Arc;
+
+use gosset_quantize::InputMoments;
+use gosset_unisvq::{CrossAccumulator, HessianAccumulator};
+
+use super::layer_input::{InputCoverage, LayerInput};
+use super::progress::{Pass, Reporter};
+use super::runner::{Replaced, Runner, Watch, check_output};
+use crate::error::RuntimeError;
+use crate::models::EMBEDDING;
+use crate::tensor::f32_slice;
+
+/// Hidden states before a layer, and what became of that layer so far.
+pub(super) struct Prefix {
+    layer: usize,
+    /// Unquantized, `[tokens, hidden]`.
+    x: Vec<f32>,
+    /// From the quantized prefix, `[tokens, hidden]`.
+    x_hat: Vec<f32>,
+    /// Tensors of this layer that are quantized already.
+    replaced: Replaced,
+    /// Whether the first layer reads the same in both streams.
+    same_embedding: bool,
+}
+
+impl Prefix {
+    /// Before the first layer, where both streams are the same.
+    pub(super) fn new(runner: &Runner<'_>) -> Result<Self, RuntimeError> {
+        let x = runner.embed()?;
+        Ok(Self { layer: 0, x_hat: x.clone(), x, replaced: Replaced::new(), same_embedding: true })
+    }
+
+    /// Inputs of the layer from the quantized prefix, `[tokens, hidden]`.
+    pub(super) fn inputs(&self) -> &[f32] {
+        &self.x_hat
+    }
+
+    /// Takes the embedding table that the quantized model has.
+    pub(super) fn replace_embedding(&mut self, runner: &Runner<'_>, table: &[f32]) -> Result<(), RuntimeError> {
+        check_len(runner, EMBEDDING, table)?;
+        self.x_hat = runner.embed_from(table);
+        self.same_embedding = false;
+        Ok(())
+    }
+
+    /// Takes a tensor of the layer at hand, or of a later one, up to which both streams move.
+    pub(super) fn replace(
+        &mut self,
+        runner: &Runner<'_>,
+        reporter: &mut Reporter,
+        (layer, tensor): (usize, &str),
+        values: &[f32],
+    ) -> Result<(), RuntimeError> {
+        check_len(runner, tensor, values)?;
+        self.move_to(runner, reporter, layer)?;
+        self.replaced.insert(tensor.to_owned(), values.to_vec());
+        Ok(())
+    }
+
+    /// Moves both streams up to `layer`.
+    ///
+    /// # Errors
+    /// [`RuntimeError::Options`] if they are beyond it.
+    pub(super) fn move_to(
+        &mut self,
+        runner: &Runner<'_>,
+        reporter: &mut Reporter,
+        layer: usize,
+    ) -> Result<(), RuntimeError> {
+        if layer < self.layer {
+            return Err(RuntimeError::Options {
+                option: "calibration".to_owned(),
+                expected: format!("tensors in the order of layers, from layer {}", self.layer),
+                found: format!("one of layer {layer}"),
+            });
+        }
+        while self.layer < layer {
+            let plain = runner.layer(self.layer)?;
+            let quantized = runner.replaced_layer(self.layer, &self.replaced)?;
+            for i in 0..runner.sequences.n_sequences() {
+                reporter.at(Pass::Forward, self.layer, i)?;
+                for (layer, x) in [(&plain, &mut self.x), (&quantized, &mut self.x_hat)] {
+                    let before = runner.sequence(x, i)?;
+                    if let Some(after) = runner.pass(layer, &before, None, &mut |_, _| Ok(()))? {
+                        let first = runner.sequences.range(i).start;
+                        check_output(self.layer, first, &f32_slice(&after)?, runner.config.hidden_size)?;
+                        runner.set_sequence(x, i, &after)?;
+                    }
+                }
+            }
+            self.replaced.clear();
+            self.layer += 1;
+        }
+        Ok(())
+    }
+
+    /// Second moments of `input` of the layer at hand as its quantized tensors make it, and the drift of the unquantized one from it.
+    pub(super) fn moments(
+        &self,
+        runner: &Runner<'_>,
+        reporter: &mut Reporter,
+        input: LayerInput,
+    ) -> Result<(InputMoments, InputCoverage), RuntimeError> {
+        let failed = |source| RuntimeError::Moments { place: input.place(self.layer), source };
+        let same = self.layer == 0 && input == LayerInput::Attention && self.same_embedding;
+        let (plain, quantized) = (runner.layer(self.layer)?, runner.replaced_layer(self.layer, &self.replaced)?);
+        let n = input.width(&runner.config);
+        let mut sums = HessianAccumulator::new(n).map_err(failed)?;
+        let mut cross = if same { None } else { Some(CrossAccumulator::new(n).map_err(failed)?) };
+        let mut watch = Watch::new(self.layer, input, &runner.config);
+        for i in 0..runner.sequences.n_sequences() {
+            reporter.at(Pass::Moments, self.layer, i)?;
+            let at = |layer, x| {
+                let x = runner.sequence(x, i)?;
+                let mut found = None;
+                let mut keep = |seen, values: &candle_core::Tensor| {
+                    if seen == input {
+                        found = Some(values.clone());
+                    }
+                    Ok(())
+                };
+                runner.pass(layer, &x, Some(input), &mut keep)?;
+                Ok::<_, RuntimeError>(match found {
+                    Some(found) => found,
+                    None => unreachable!("the pass ends at the input"),
+                })
+            };
+            let x_hat = at(&quantized, &self.x_hat)?;
+            let x_hat = f32_slice(&x_hat)?;
+            watch.look(&x_hat)?;
+            sums.add(&x_hat).map_err(failed)?;
+            if let Some(cross) = &mut cross {
+                cross.add(&*f32_slice(&at(&plain, &self.x)?)?, &x_hat).map_err(failed)?;
+            }
+        }
+        let hessian = sums.finish().map_err(failed)?;
+        let drift = cross.map(|cross| cross.finish().map(Arc::new)).transpose().map_err(failed)?;
+        let seen = InputCoverage { dead: hessian.dead_inputs() as u64, ..watch.seen };
+        Ok((InputMoments { dead_inputs: seen.dead, hessian: Arc::new(hessian), drift }, seen))
+    }
+
+    /// Outputs of the unquantized layer in the unquantized stream, `[tokens, hidden]`.
+    pub(super) fn targets(&self, runner: &Runner<'_>, reporter: &mut Reporter) -> Result<Vec<f32>, RuntimeError> {
+        let layer = runner.layer(self.layer)?;
+        let mut y = vec![0f32; self.x.len()];
+        for i in 0..runner.sequences.n_sequences() {
+            reporter.at(Pass::Targets, self.layer, i)?;
+            if let Some(after) = runner.pass(&layer, &runner.sequence(&self.x, i)?, None, &mut |_, _| Ok(()))? {
+                runner.set_sequence(&mut y, i, &after)?;
+            }
+        }
+        check_output(self.layer, 0, &y, runner.config.hidden_size)?;
+        Ok(y)
+    }
+}
+
+fn check_len(runner: &Runner<'_>, tensor: &str, values: &[f32]) -> Result<(), RuntimeError> {
+    match runner.n_values(tensor) {
+        Some(n) if n == values.len() => Ok(()),
+        Some(n) => Err(RuntimeError::Shape { name: tensor.to_owned(), expected: vec![n], found: vec![values.len()] }),
+        None => Err(RuntimeError::MissingTensor { name: tensor.to_owned(), expected: Vec::new() }),
+    }
+}

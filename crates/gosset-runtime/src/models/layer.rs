@@ -1,0 +1,155 @@
+//! One layer of a decoder: attention, then a gated feed-forward part, each around the residual stream.
+
+use candle_core::Tensor;
+use rayon::prelude::*;
+
+use crate::arch::silu_mul;
+use crate::attention::{AttentionShape, attend};
+use crate::config::ModelConfig;
+use crate::error::RuntimeError;
+use crate::kv_cache::LayerCache;
+use crate::linear::{Activation, Linear};
+use crate::norm::RmsNorm;
+use crate::rope::RopeTable;
+use crate::tensor::{f32_slice, tensor2};
+use crate::weights::Weights;
+
+/// Name of layer `index`, without a dot at its end.
+pub(crate) fn layer_name(index: usize) -> String {
+    format!("model.layers.{index}")
+}
+
+/// A layer that can be loaded and run alone.
+#[derive(Debug)]
+pub(crate) struct Layer {
+    name: String,
+    input_norm: RmsNorm,
+    q: Linear,
+    k: Linear,
+    v: Linear,
+    o: Linear,
+    q_norm: Option<RmsNorm>,
+    k_norm: Option<RmsNorm>,
+    post_attention_norm: RmsNorm,
+    gate: Linear,
+    up: Linear,
+    down: Linear,
+}
+
+impl Layer {
+    /// Loads the tensors of layer `index`, whose names and shapes were checked before.
+    pub(crate) fn load(config: &ModelConfig, weights: &dyn Weights, index: usize) -> Result<Self, RuntimeError> {
+        let name = layer_name(index);
+        let norm = |name: &str| Ok::<_, RuntimeError>(RmsNorm::new(weights.vector(name)?, config.rms_norm_eps));
+        let part = |part: &str| format!("{name}.{part}.weight");
+        let head_norm = |n: &str| weights.shape(&part(n)).map(|_| norm(&part(n))).transpose();
+        let linear = |part: &str| {
+            let bias = format!("{name}.{part}.bias");
+            let bias = weights.shape(&bias).map(|_| weights.vector(&bias)).transpose()?;
+            weights.linear(&format!("{name}.{part}.weight"), bias)
+        };
+        Ok(Self {
+            input_norm: norm(&part("input_layernorm"))?,
+            q: linear("self_attn.q_proj")?,
+            k: linear("self_attn.k_proj")?,
+            v: linear("self_attn.v_proj")?,
+            o: linear("self_attn.o_proj")?,
+            q_norm: head_norm("self_attn.q_norm")?,
+            k_norm: head_norm("self_attn.k_norm")?,
+            post_attention_norm: norm(&part("post_attention_layernorm"))?,
+            gate: linear("mlp.gate_proj")?,
+            up: linear("mlp.up_proj")?,
+            down: linear("mlp.down_proj")?,
+            name,
+        })
+    }
+
+    /// For instance `model.layers.3`.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The residual stream after this layer; the cache takes the positions of `x`, `[n, hidden]`.
+    pub(crate) fn forward(
+        &self,
+        x: &Tensor,
+        cache: &mut LayerCache,
+        rope: &RopeTable,
+        shape: AttentionShape,
+    ) -> Result<Tensor, RuntimeError> {
+        self.forward_with(x, |q, k, v| {
+            cache.append(&f32_slice(k)?, &f32_slice(v)?, rope);
+            attend(q, cache, rope, shape)
+        })
+    }
+
+    /// The layer around an attention that is given: queries, keys (neither rotated yet) and values of all rows to what is attended.
+    pub(crate) fn forward_with(
+        &self,
+        x: &Tensor,
+        attention: impl FnOnce(&Tensor, &Tensor, &Tensor) -> Result<Tensor, RuntimeError>,
+    ) -> Result<Tensor, RuntimeError> {
+        let [q, k, v] = self.queries_keys_values(self.attention_input(x)?)?;
+        let x = self.add_attention(x, attention(&q, &k, &v)?)?;
+        let gated = self.gated(self.feed_forward_input(&x)?)?;
+        self.add_feed_forward(&x, gated)
+    }
+
+    /// What q, k and v read: the normalized residual stream.
+    pub(crate) fn attention_input(&self, x: &Tensor) -> Result<Tensor, RuntimeError> {
+        self.input_norm.forward(x)
+    }
+
+    /// Queries and keys, not rotated yet, and values for what [`attention_input`](Self::attention_input) gave.
+    pub(crate) fn queries_keys_values(&self, input: Tensor) -> Result<[Tensor; 3], RuntimeError> {
+        let input = Activation::new(input);
+        let normalized = |y: Tensor, norm: &Option<RmsNorm>| match norm {
+            Some(norm) => norm.forward(&y),
+            None => Ok(y),
+        };
+        let q = normalized(self.q.apply(&input)?, &self.q_norm)?;
+        let k = normalized(self.k.apply(&input)?, &self.k_norm)?;
+        Ok([q, k, self.v.apply(&input)?])
+    }
+
+    /// The residual stream after attention, from what was attended: the input of o.
+    pub(crate) fn add_attention(&self, x: &Tensor, attended: Tensor) -> Result<Tensor, RuntimeError> {
+        Ok((x + self.o.apply(&Activation::new(attended))?)?)
+    }
+
+    /// What gate and up read: the normalized residual stream after attention.
+    pub(crate) fn feed_forward_input(&self, x: &Tensor) -> Result<Tensor, RuntimeError> {
+        self.post_attention_norm.forward(x)
+    }
+
+    /// `silu(gate) * up` of what [`feed_forward_input`](Self::feed_forward_input) gave: the input of down.
+    pub(crate) fn gated(&self, input: Tensor) -> Result<Tensor, RuntimeError> {
+        let input = Activation::new(input);
+        gated(&self.gate.apply(&input)?, &self.up.apply(&input)?)
+    }
+
+    /// The residual stream after the layer, from that after attention and the input of down.
+    pub(crate) fn add_feed_forward(&self, x: &Tensor, gated: Tensor) -> Result<Tensor, RuntimeError> {
+        Ok((x + self.down.apply(&Activation::new(gated))?)?)
+    }
+
+    /// Bytes on the heap that weights take.
+    pub(crate) fn heap_bytes(&self) -> usize {
+        let linears = [&self.q, &self.k, &self.v, &self.o, &self.gate, &self.up, &self.down];
+        let norms =
+            [Some(&self.input_norm), Some(&self.post_attention_norm), self.q_norm.as_ref(), self.k_norm.as_ref()];
+        linears.iter().map(|l| l.heap_bytes()).sum::<usize>()
+            + norms.iter().flatten().map(|n| n.heap_bytes()).sum::<usize>()
+    }
+}
+
+/// `silu(gate) * up`.
+fn gated(gate: &Tensor, up: &Tensor) -> Result<Tensor, RuntimeError> {
+    /// Elements per task: some microseconds of work.
+    const TASK_LEN: usize = 1 << 14;
+    let (n, cols) = gate.dims2()?;
+    let up = f32_slice(up)?;
+    let mut out = f32_slice(gate)?.to_vec();
+    out.par_chunks_mut(TASK_LEN).zip(up.par_chunks(TASK_LEN)).for_each(|(gate, up)| silu_mul(gate, up));
+    tensor2(out, n, cols)
+}
