@@ -11,10 +11,13 @@ use crate::proxy::proxy;
 use crate::{Round, UniSvqError};
 
 /// How re-tuning goes about its work.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RefineOptions {
-    /// Passes over all blocks; fewer are done once a pass changes nothing.
+    /// Passes over all blocks at most.
     pub passes: u32,
+    /// The pass that lowers the error by less than this part of it is the last one, if no pass can do harm; 0 goes on until nothing
+    /// changes.
+    pub min_gain: f64,
     /// Whether rounding rules are told H_kk, the metric in which the error of a block counts while all others are fixed.
     pub metric: bool,
     /// Whether a row takes a new block only where that lowers its error, so that no pass can do harm. A rule without a metric needs
@@ -28,7 +31,7 @@ impl RefineOptions {
     /// `passes` passes in the metric of the block, taking only what is better.
     #[must_use]
     pub fn new(passes: u32) -> Self {
-        Self { passes, metric: true, only_better: true, panel: 128 }
+        Self { passes, min_gain: 0.0, metric: true, only_better: true, panel: 128 }
     }
 }
 
@@ -82,7 +85,9 @@ pub fn refine(
                 kept.copy_from_slice(out);
             }
         }
-        if n_changed == 0 {
+        // Where a pass may do harm, a bad one may be followed by a good one.
+        let is_small = options.only_better && -change < options.min_gain * (now - change);
+        if n_changed == 0 || is_small {
             break;
         }
     }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use gosset_entropy::Rate;
 use gosset_transform::Rht;
 use gosset_unisvq::{
-    DampingSpec, Feedback, Frame, Hessian, LdlqOptions, RefineOptions, Round, ldlq, refine, relative_proxy, round_plain,
+    DampingSpec, Feedback, Frame, Hessian, LdlqOptions, RefineOptions, Round, ldlq, proxy, refine, round_plain,
 };
 
 use super::codebook::{ALPHA, Codebook, P};
@@ -19,8 +19,14 @@ use crate::{Baseline, BaselineError, Encoded, Plane};
 /// leave room for what feedback adds to the values. The one with the least error of the outputs is kept.
 const FACTORS: [f32; 3] = [0.9, 0.965, ALPHA];
 
-/// Re-tuning passes at most, as in the publication; they end as soon as nothing changes.
+/// Re-tuning passes at most, as in the publication.
 const PASSES: u32 = 10;
+
+/// The pass that gains less than this part of the error is the last one.
+const MIN_GAIN: f64 = 2e-3;
+
+/// Rows, spread evenly, on which the factor is chosen: their errors have the order of those of all rows.
+const SAMPLE_ROWS: usize = 64;
 
 /// QuIP#-style quantization: RHT on both sides, blocks of 8 inputs to the nearest of 65536 codewords with LDLQ error feedback, then
 /// re-tuning passes; one f32 scale per matrix.
@@ -59,42 +65,40 @@ impl E8p {
         let n = values.len() / rows;
         let moments = hessian.map(|hessian| self.rotate_moments(hessian)).transpose()?;
         let feedback = moments.map(|moments| Feedback::new(&moments, DampingSpec::default(), P)).transpose()?;
-        let sweep = LdlqOptions { metric: false, ..LdlqOptions::default() };
-        let mut best = Candidate { error: f64::INFINITY, factor: ALPHA, scaled: vec![], out: vec![] };
         let mut nearest = Nearest { codebook: &self.codebook, narrow: HashMap::new() };
-        for factor in FACTORS {
+        let mut sweep = |values: &[f32], factor: f32| -> Result<(Vec<f32>, Vec<f32>), BaselineError> {
             let scaled: Vec<f32> = values.iter().map(|v| v * factor).collect();
-            let mut out = vec![0.0; values.len()];
+            let (mut out, rows) = (vec![0.0; values.len()], values.len() / n);
+            let options = LdlqOptions { metric: false, ..LdlqOptions::default() };
+            match &feedback {
+                Some(feedback) => ldlq(&scaled, rows, feedback.ldl(), options, &mut nearest, &mut out)?,
+                None => round_plain(&scaled, rows, n, P, options.panel, &mut nearest, &mut out)?,
+            }
+            Ok((scaled, out))
+        };
+        let n_sampled = rows.min(SAMPLE_ROWS);
+        let sample: Vec<f32> = (0..n_sampled).flat_map(|i| &values[i * rows / n_sampled * n..][..n]).copied().collect();
+        let (mut least, mut factor) = (f64::INFINITY, ALPHA);
+        for candidate in FACTORS {
+            let (scaled, out) = sweep(&sample, candidate)?;
+            let errors: Vec<f64> = scaled.iter().zip(&out).map(|(a, b)| f64::from(a - b)).collect();
             let error = match &feedback {
-                Some(feedback) => {
-                    ldlq(&scaled, rows, feedback.ldl(), sweep, &mut nearest, &mut out)?;
-                    relative_proxy(&scaled, &out, rows, feedback.damped().as_slice())
-                }
-                None => {
-                    round_plain(&scaled, rows, n, P, sweep.panel, &mut nearest, &mut out)?;
-                    let errors = scaled.iter().zip(&out).map(|(a, b)| f64::from(a - b).powi(2));
-                    errors.sum::<f64>() / f64::from(factor).powi(2)
-                }
+                Some(feedback) => proxy(&errors, n_sampled, feedback.damped().as_slice()),
+                None => errors.iter().map(|e| e * e).sum(),
             };
-            if error < best.error {
-                best = Candidate { error, factor, scaled, out };
+            let error = error / f64::from(candidate).powi(2);
+            if error < least {
+                (least, factor) = (error, candidate);
             }
         }
+        let (scaled, mut out) = sweep(values, factor)?;
         if let Some(feedback) = &feedback {
-            let tuning = RefineOptions { metric: false, ..RefineOptions::new(PASSES) };
-            refine(&best.scaled, rows, feedback.damped(), P, tuning, &mut nearest, &mut best.out)?;
+            let tuning = RefineOptions { metric: false, min_gain: MIN_GAIN, ..RefineOptions::new(PASSES) };
+            refine(&scaled, rows, feedback.damped(), P, tuning, &mut nearest, &mut out)?;
         }
-        let blocks = best.out.chunks_exact(n).flat_map(|row| row.chunks(P));
-        Ok((blocks.map(|block| nearest.code(block)).collect(), best.factor))
+        let blocks = out.chunks_exact(n).flat_map(|row| row.chunks(P));
+        Ok((blocks.map(|block| nearest.code(block)).collect(), factor))
     }
-}
-
-/// What a factor led to.
-struct Candidate {
-    error: f64,
-    factor: f32,
-    scaled: Vec<f32>,
-    out: Vec<f32>,
 }
 
 /// Rounds blocks to the nearest codeword; values that a narrower last block lacks are zeros.
