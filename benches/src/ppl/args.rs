@@ -7,7 +7,8 @@ use clap::{Parser, ValueEnum};
 use gosset_eval::{BosPolicy, PRESETS, PplProtocol, Tail};
 use gosset_runtime::DeviceChoice;
 
-use super::target::{AskedRates, BEST_CODEC, Target, WHY_BEST, describe, targets};
+use super::calibration::CalibrationArgs;
+use super::target::{ABLATIONS, AskedRates, BEST_CODEC, Target, WHY_BEST, describe, targets};
 use super::tasks::TaskArgs;
 
 /// Windows that are scored unless the command line says otherwise.
@@ -77,6 +78,12 @@ pub struct Args {
     /// What is scored beside perplexity.
     #[command(flatten)]
     pub tasks: TaskArgs,
+    /// What methods with error feedback are calibrated on.
+    #[command(flatten)]
+    pub calibration: CalibrationArgs,
+    /// Score UniSVQ at 2 bits, whole and with each of its parts left out or replaced, instead of codecs.
+    #[arg(long, conflicts_with_all = ["container", "codecs", "rates", "target_bpw"])]
+    pub ablations: bool,
     /// Keep the containers in this folder; files of the same name are replaced.
     #[arg(long, value_name = "DIR", conflicts_with = "container")]
     pub keep: Option<PathBuf>,
@@ -111,12 +118,16 @@ impl Args {
     /// The rows that `--codecs`, `--rates` and `--target-bpw` ask for, in order, and notes on what is left out; unknown codecs and
     /// unreachable rates are refused here.
     pub(super) fn targets(&self) -> Result<(Vec<Target>, Vec<String>)> {
+        if self.ablations {
+            let names: Vec<String> = ABLATIONS.iter().map(|name| format!("{name}@2")).collect();
+            return targets(&names, AskedRates { payload: None, all_in: None });
+        }
         targets(&self.codecs, AskedRates { payload: self.rates.as_deref(), all_in: self.target_bpw.as_deref() })
     }
 
     /// Whether the rows are those of a run that names no codec.
     pub(super) fn default_codec(&self) -> bool {
-        self.container.is_none() && self.codecs == [BEST_CODEC]
+        self.container.is_none() && !self.ablations && self.codecs == [BEST_CODEC]
     }
 
     /// Refuses what can be refused without a model: no windows, a protocol that contradicts itself.

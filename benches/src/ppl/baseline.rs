@@ -5,11 +5,12 @@ use std::collections::HashMap;
 use std::io::Write;
 use std::ops::Range;
 use std::path::Path;
+use std::time::Instant;
 
 use anyhow::{Context, Result};
 use gosset_baselines::{Baseline, Encoded, lloyd::random_normals};
 use gosset_entropy::Rate;
-use gosset_quantize::{Action, ModelSource, Plan, SourceError, SourceInfo, TensorInfo};
+use gosset_quantize::{Action, Activations, ModelSource, Plan, PlanItem, SourceError, SourceInfo, TensorInfo};
 use rayon::prelude::*;
 
 /// Weights of a tensor that the error of the source's own grid is looked for in.
@@ -24,6 +25,9 @@ const GRID_GROUP: usize = 32;
 /// On Q4_1 weights Q4_1 itself has an error of 0, Q4_K, which rounds scales and minima to 6 bits, less than this, and every other
 /// method 0.8 or more (SmolLM2).
 const GRID_RATIO: f64 = 0.25;
+
+/// Linears of a layer, which are encoded together.
+const LAYER_TENSORS: usize = 7;
 
 /// Part of the weights on such levels that takes a method out of orders.
 const GRID_SHARE: f64 = 0.02;
@@ -41,23 +45,64 @@ pub(super) struct CodedLinears {
     pub(super) fallback_types: Vec<&'static str>,
     /// Part of the weights that lie in tensors whose levels are the method's.
     pub(super) grid_share: f64,
+    /// Wall time of activations and second moments.
+    pub(super) calibrating_s: f64,
 }
 
 impl CodedLinears {
-    /// Encodes every tensor that `plan` quantizes.
-    pub(super) fn encode(source: &dyn ModelSource, plan: &Plan, method: &dyn Baseline) -> Result<Self> {
-        let items: Vec<_> = plan.items.iter().filter(|item| matches!(item.action, Action::Quantize { .. })).collect();
-        let coded = items.par_iter().map(|item| {
-            let (rows, cols) = item.tensor.rows_cols();
-            let encode = || -> Result<_> {
-                let mut weights = vec![0.0; rows * cols];
-                source.read_rows(item.index, 0..rows, &mut weights)?;
-                let errors = probe(method, rows, cols, &weights, item.index as u64)?;
-                Ok((item.index, method.encode(rows, cols, &weights)?, errors))
-            };
-            encode().with_context(|| item.tensor.name.clone())
-        });
-        let coded: Vec<_> = coded.collect::<Result<_>>()?;
+    /// Encodes every tensor that `plan` quantizes; with `activations`, in their order and in the light of them.
+    ///
+    /// `cancelled` is asked between tensors, of which some are in work at a time; the answer is `None` then.
+    pub(super) fn encode(
+        source: &dyn ModelSource,
+        plan: &Plan,
+        method: &dyn Baseline,
+        mut activations: Option<&mut dyn Activations>,
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<Option<Self>> {
+        let is_quantized = |item: &&PlanItem| matches!(item.action, Action::Quantize { .. });
+        let mut items: Vec<&PlanItem> = plan.items.iter().filter(is_quantized).collect();
+        let mut at_a_time = items.len().max(1);
+        let mut sequential = false;
+        if let Some(activations) = &activations {
+            let tensors: Vec<TensorInfo> = items.iter().map(|item| item.tensor.clone()).collect();
+            items = activations.order(&tensors).into_iter().map(|i| items[i]).collect();
+            sequential = activations.is_sequential();
+            // Second moments of a layer are in memory once; those of all layers would not be.
+            at_a_time = if sequential { 1 } else { LAYER_TENSORS };
+        }
+        let mut coded = Vec::with_capacity(items.len());
+        let mut calibrating_s = 0.0;
+        for items in items.chunks(at_a_time) {
+            if cancelled() {
+                return Ok(None);
+            }
+            let begin = Instant::now();
+            let mut inputs = Vec::with_capacity(items.len());
+            for item in items {
+                let moments = activations.as_mut().map(|a| a.moments(&item.tensor.name)).transpose();
+                inputs.push((*item, moments.with_context(|| item.tensor.name.clone())?.flatten()));
+            }
+            calibrating_s += begin.elapsed().as_secs_f64();
+            let done = inputs.par_iter().map(|(item, moments)| {
+                let (rows, cols) = item.tensor.rows_cols();
+                let encode = || -> Result<_> {
+                    let mut weights = vec![0.0; rows * cols];
+                    source.read_rows(item.index, 0..rows, &mut weights)?;
+                    let errors = probe(method, rows, cols, &weights, item.index as u64)?;
+                    let hessian = moments.as_ref().map(|moments| &*moments.hessian);
+                    Ok((item.index, method.encode_calibrated(rows, cols, &weights, hessian)?, errors))
+                };
+                encode().with_context(|| item.tensor.name.clone())
+            });
+            coded.extend(done.collect::<Result<Vec<_>>>()?);
+            if let (true, Some(activations), [item], Some((_, encoded, _))) =
+                (sequential, &mut activations, items, coded.last())
+            {
+                let (rows, cols) = item.tensor.rows_cols();
+                activations.replaced(&item.tensor.name, &method.decode(rows, cols, encoded)?)?;
+            }
+        }
         let fallbacks: Vec<&'static str> = coded.iter().filter_map(|(_, encoded, _)| encoded.fallback).collect();
         let mut fallback_types = fallbacks.clone();
         fallback_types.sort_unstable();
@@ -65,13 +110,14 @@ impl CodedLinears {
         let rate: Rate = coded.iter().map(|(_, encoded, _)| encoded.rate).sum();
         let on_grid = coded.iter().filter(|(_, _, (found, expected))| *found < GRID_RATIO * expected);
         let on_grid: u64 = on_grid.map(|(_, encoded, _)| encoded.rate.n).sum();
-        Ok(CodedLinears {
+        Ok(Some(CodedLinears {
             rate,
             fallback_share: (!fallbacks.is_empty()).then(|| fallbacks.len() as f64 / coded.len() as f64),
             fallback_types,
             grid_share: on_grid as f64 / rate.n.max(1) as f64,
+            calibrating_s,
             tensors: coded.into_iter().map(|(index, encoded, _)| (index, encoded)).collect(),
-        })
+        }))
     }
 
     /// Whether the method's levels are the source's in more than a few tensors.

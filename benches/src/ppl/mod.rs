@@ -15,6 +15,7 @@ use peak_alloc::PeakAlloc;
 
 mod args;
 mod baseline;
+mod calibration;
 mod interrupt;
 mod lm;
 mod memory;
@@ -26,6 +27,7 @@ mod target;
 mod tasks;
 
 pub use args::Args;
+pub use calibration::CalibrationArgs;
 use interrupt::Interrupt;
 use run::{Ended, Run};
 pub use tasks::TaskArgs;

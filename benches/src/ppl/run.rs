@@ -12,11 +12,11 @@ use anyhow::{Context, Result, bail};
 use gosset_baselines::Rotation;
 use gosset_container::Container;
 use gosset_eval::{
-    EncodeRules, EvalReport, PplProtocol, PplRecord, Provenance, Rates, ReportRow, TokenStream, evaluate, join_rows,
-    sha256_hex, sha256_ids, window_spans,
+    CalibrationNote, EncodeRules, EvalReport, PplProtocol, PplRecord, Provenance, Rates, ReportRow, TokenStream,
+    evaluate, join_rows, sha256_hex, sha256_ids, window_spans,
 };
 use gosset_quantize::{
-    ModelSource, Plan, QuantizeError, QuantizeOptions, QuantizeTarget, RunOptions, plan, run as quantize,
+    Activations, ModelSource, Plan, QuantizeError, QuantizeOptions, QuantizeTarget, RunOptions, plan, run as quantize,
 };
 use gosset_runtime::{
     ComputeDevice, LanguageModel, LoadOptions, ModelConfig,
@@ -30,6 +30,7 @@ use super::{
     Args, Interrupt,
     baseline::{CodedLinears, CodedSource},
     cache_dir,
+    calibration::Calibrations,
     lm::RuntimeLm,
     memory::activations,
     progress::Progress,
@@ -99,7 +100,15 @@ pub(super) struct Run<'a> {
     /// What models had to say, each once.
     warnings: Vec<String>,
     tasks: Tasks,
+    /// `None` if no row needs one.
+    calibrations: Option<Calibrations>,
     rows: Vec<ReportRow>,
+}
+
+/// How a row's weights came about.
+struct Made {
+    seconds: f64,
+    calibration: Option<CalibrationNote>,
 }
 
 impl<'a> Run<'a> {
@@ -119,6 +128,13 @@ impl<'a> Run<'a> {
         let bytes = fs::read(&args.text).with_context(|| format!("{}", args.text.display()))?;
         let text_sha256 = sha256_hex(&bytes);
         let text = String::from_utf8(bytes).with_context(|| format!("{}: expected UTF-8", args.text.display()))?;
+        let calibrations = match targets.iter().any(|target| target.calibrated) {
+            true => Some(Calibrations::new(&args.calibration, &text)?),
+            false => None,
+        };
+        if let Some(warning) = calibrations.as_ref().and_then(Calibrations::warning) {
+            progress.note(&format!("warning: {warning}"));
+        }
         Ok(Run {
             args,
             heap,
@@ -133,6 +149,7 @@ impl<'a> Run<'a> {
             baseline_nll: None,
             warnings: Vec::new(),
             tasks: Tasks::read(&args.tasks)?,
+            calibrations,
             rows: Vec::new(),
         })
     }
@@ -162,6 +179,7 @@ impl<'a> Run<'a> {
             token_ids_sha256: tokens.ids_sha256.clone(),
             tokens: tokens.ids.len(),
             threads: rayon::current_num_threads(),
+            ablations: self.args.ablations,
             rows: self.rows.clone(),
         })
     }
@@ -200,7 +218,10 @@ impl<'a> Run<'a> {
             self.source_row(&*source)?;
         }
         drop(source);
-        let (_scratch, folder) = self.folder()?;
+        let (scratch, folder) = self.folder()?;
+        if let Some(calibrations) = &mut self.calibrations {
+            calibrations.share_in(scratch.path());
+        }
         for target in self.targets.clone() {
             if target.baseline {
                 self.baseline_row(&*open_source(&path)?, &target)?;
@@ -209,8 +230,8 @@ impl<'a> Run<'a> {
             let label = target.label();
             let file = folder.join(format!("{}-{label}.gosset", file_stem(&self.model_name)));
             // The source is open while the file is written and no longer: the row knows nothing but the file.
-            let seconds = self.quantize(&*open_source(&path)?, &target, &file)?;
-            self.container_row(Container::open(&file)?, Some(seconds))?;
+            let made = self.quantize(&*open_source(&path)?, &target, &file)?;
+            self.container_row(Container::open(&file)?, Some(made))?;
             if self.args.keep.is_none() {
                 fs::remove_file(&file).with_context(|| format!("{}", file.display()))?;
             }
@@ -223,19 +244,17 @@ impl<'a> Run<'a> {
         LoadOptions { device: self.device.for_loading(), ..LoadOptions::default() }
     }
 
-    /// Where the containers go: `--keep`, or a folder that is removed at the end.
-    fn folder(&self) -> Result<(Option<TempDir>, PathBuf)> {
+    /// A folder that is removed at the end, and where the containers go: there, or to `--keep`.
+    fn folder(&self) -> Result<(TempDir, PathBuf)> {
+        let scratch = tempfile::Builder::new().prefix("gosset-ppl-").tempdir().context("scratch folder")?;
+        let folder = scratch.path().to_owned();
+        self.interrupt.set_scratch(folder.clone());
         match &self.args.keep {
             Some(keep) => {
                 fs::create_dir_all(keep).with_context(|| format!("{}", keep.display()))?;
-                Ok((None, keep.clone()))
+                Ok((scratch, keep.clone()))
             }
-            None => {
-                let scratch = tempfile::Builder::new().prefix("gosset-ppl-").tempdir().context("scratch folder")?;
-                let folder = scratch.path().to_owned();
-                self.interrupt.set_scratch(folder.clone());
-                Ok((Some(scratch), folder))
-            }
+            None => Ok((scratch, folder)),
         }
     }
 
@@ -253,19 +272,48 @@ impl<'a> Run<'a> {
         Ok(plan(source, &self.options("e8-rice", QuantizeTarget::PayloadBps(4.0)))?)
     }
 
-    /// Writes the container of one row; the seconds it took.
-    fn quantize(&self, source: &dyn ModelSource, target: &Target, path: &Path) -> Outcome<f64> {
+    /// Writes the container of one row.
+    fn quantize(&mut self, source: &dyn ModelSource, target: &Target, path: &Path) -> Outcome<Made> {
         let label = target.label();
         self.progress.say(&format!("{label}: quantizing"));
         let begin = Instant::now();
-        let plan = plan(source, &self.options(&target.codec, target.rate))?;
+        let heap_before = self.heap.current_usage();
+        self.heap.reset_peak_usage();
+        let calibrations = self.calibrations.as_ref().filter(|_| target.calibrated);
+        let mut activations = calibrations.map(|c| c.of_row(source, &self.progress, &self.interrupt)).transpose()?;
+        let options = QuantizeOptions {
+            calibration: activations.as_ref().map(Activations::record),
+            ..self.options(&target.codec, target.rate)
+        };
+        let plan = plan(source, &options)?;
         let observer = self.progress.observer(&label, &self.interrupt);
-        match self.interrupt.while_writing(|| quantize(&plan, source, None, path, &RunOptions::replacing(), &observer))
-        {
-            Ok(_) if self.interrupt.raised() => Err(Ended::Interrupted),
-            Ok(_) => Ok(begin.elapsed().as_secs_f64()),
+        let outcome = self.interrupt.while_writing(|| {
+            let activations = activations.as_mut().map(|a| a as &mut dyn Activations);
+            quantize(&plan, source, activations, path, &RunOptions::replacing(), &observer)
+        });
+        match outcome {
+            _ if self.interrupt.raised() => Err(Ended::Interrupted),
             Err(QuantizeError::Cancelled { .. }) => Err(Ended::Interrupted),
             Err(error) => Err(Ended::Failed(anyhow::Error::new(error).context(label))),
+            Ok(report) => {
+                let peak = self.heap.peak_usage().saturating_sub(heap_before) as u64;
+                let calibrating_s = report.calibration.as_ref().map_or(0.0, |c| c.calibrating_s);
+                let note = |c: &Calibrations| activations.as_ref().map(|a| c.note(a, calibrating_s, peak));
+                let calibration = calibrations.and_then(note);
+                let warnings = activations.map_or_else(Vec::new, |a| a.warnings());
+                self.say_once(warnings);
+                Ok(Made { seconds: begin.elapsed().as_secs_f64(), calibration })
+            }
+        }
+    }
+
+    /// Shows what was not shown before.
+    fn say_once(&mut self, lines: Vec<String>) {
+        for line in lines {
+            if !self.warnings.contains(&line) {
+                self.progress.note(&line);
+                self.warnings.push(line);
+            }
         }
     }
 
@@ -306,7 +354,22 @@ impl<'a> Run<'a> {
         let begin = Instant::now();
         let method = baseline(&target.codec, rate, Rotation { tile: self.args.tile, seed: self.args.seed })?;
         let plan = self.any_plan(source)?;
-        let coded = CodedLinears::encode(source, &plan, &*method).with_context(|| label.clone())?;
+        self.heap.reset_peak_usage();
+        let calibrations = self.calibrations.as_ref().filter(|_| target.calibrated);
+        let mut activations = calibrations.map(|c| c.of_row(source, &self.progress, &self.interrupt)).transpose()?;
+        let coded = self.interrupt.while_writing(|| {
+            let activations = activations.as_mut().map(|a| a as &mut dyn Activations);
+            CodedLinears::encode(source, &plan, &*method, activations, &|| self.interrupt.raised())
+        });
+        if self.interrupt.raised() {
+            return Err(Ended::Interrupted);
+        }
+        let Some(coded) = coded.with_context(|| label.clone())? else { return Err(Ended::Interrupted) };
+        let peak = (self.heap.peak_usage() as u64).saturating_sub(heap_before);
+        let note = |c: &Calibrations| activations.as_ref().map(|a| c.note(a, coded.calibrating_s, peak));
+        let calibration = calibrations.and_then(note);
+        let warnings = activations.map_or_else(Vec::new, |a| a.warnings());
+        self.say_once(warnings);
         let quantize_seconds = Some(begin.elapsed().as_secs_f64());
         let file_bytes = coded.file_bytes(source, &plan);
         let n_params = plan.estimate().n_params;
@@ -338,12 +401,14 @@ impl<'a> Run<'a> {
         drop(coded);
         let row = self.score(model, head)?;
         let delta_ln = self.baseline_nll.map(|nll| row.record.result.mean_nll - nll);
-        self.finished(ReportRow { delta_ln, baseline: true, source_grid, source_grid_share, fallback_share, ..row })?;
+        let row =
+            ReportRow { delta_ln, baseline: true, source_grid, source_grid_share, fallback_share, calibration, ..row };
+        self.finished(row)?;
         Ok(())
     }
 
     /// One compressed row, from its file alone.
-    fn container_row(&mut self, container: Arc<Container>, quantize_seconds: Option<f64>) -> Outcome<()> {
+    fn container_row(&mut self, container: Arc<Container>, made: Option<Made>) -> Outcome<()> {
         let ledger = container.ledger()?;
         let rates = Rates::new(&ledger.coded_rate(), ledger.file_bytes, ledger.n_params);
         let file_bytes = container.file_bytes();
@@ -356,7 +421,7 @@ impl<'a> Run<'a> {
         });
         let states = container.entries().iter().map(|entry| {
             let state = match ledger.tensor(&entry.name) {
-                Some(line) if entry.is_coded() => {
+                Some(line) if entry.is_quantized() => {
                     let rate = line.rate();
                     format!("{codec}, payload {:.3}, all-in {:.3}", rate.payload_bps(), rate.all_in_bps())
                 }
@@ -385,12 +450,12 @@ impl<'a> Run<'a> {
             rates,
             file_bytes,
             embeddings,
-            quantize_seconds,
+            quantize_seconds: made.as_ref().map(|made| made.seconds),
             mapped: true,
         };
         let row = self.score(model, head)?;
         let delta_ln = self.baseline_nll.map(|nll| row.record.result.mean_nll - nll);
-        self.finished(ReportRow { delta_ln, ..row })?;
+        self.finished(ReportRow { delta_ln, calibration: made.and_then(|made| made.calibration), ..row })?;
         Ok(())
     }
 
@@ -430,12 +495,7 @@ impl<'a> Run<'a> {
     /// Scores a loaded model and measures its memory meanwhile.
     fn score(&mut self, mut model: LanguageModel, head: RowHead) -> Outcome<ReportRow> {
         self.tokenize(model.require_tokenizer()?, model.config())?;
-        for warning in model.warnings() {
-            if !self.warnings.contains(warning) {
-                self.progress.note(warning);
-                self.warnings.push(warning.clone());
-            }
-        }
+        self.say_once(model.warnings().to_vec());
         // The ids are known: from here on the model alone is measured.
         drop(model.take_tokenizer());
         let Some(tokens) = &self.tokens else { return Err(anyhow::anyhow!("no tokens").into()) };

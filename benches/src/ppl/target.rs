@@ -2,8 +2,7 @@
 
 use anyhow::{Context, Result, bail};
 use gosset_baselines::{Baseline, Rotation, families, named};
-use gosset_codec::{CodecInfo, CodecSpec, codecs};
-use gosset_quantize::QuantizeTarget;
+use gosset_quantize::{Method, MethodInfo, QuantizeTarget, methods};
 
 use crate::kquants::{KQUANTS, KQuant};
 
@@ -12,6 +11,20 @@ pub(super) const BEST_CODEC: &str = "trellis-256";
 
 /// Why it is that one.
 pub(super) const WHY_BEST: &str = "the data-free codec with the least distortion at every rate, by docs/results/rd.csv";
+
+/// The rows of `--ablations`, at 2 bits: the affine grid as published, each of its parts left out or replaced, and plain rounding.
+pub(super) const ABLATIONS: [&str; 10] = [
+    "unisvq+ft",
+    "unisvq",
+    "unisvq-random",
+    "unisvq-d4gen",
+    "unisvq-full",
+    "unisvq-norht",
+    "unisvq-d1",
+    "unisvq-d2",
+    "unisvq-d8",
+    "rtn",
+];
 
 /// Payload rates of rows that name none.
 const DEFAULT_RATES: [f64; 3] = [4.0, 3.0, 2.0];
@@ -25,6 +38,8 @@ pub(super) struct Target {
     pub(super) rate: QuantizeTarget,
     /// Whether it is a baseline.
     pub(super) baseline: bool,
+    /// Whether it needs the activations of the model.
+    pub(super) calibrated: bool,
 }
 
 impl Target {
@@ -33,8 +48,8 @@ impl Target {
         format!("{}@{}", self.codec, self.rate)
     }
 
-    fn new(codec: &str, rate: QuantizeTarget, baseline: bool) -> Self {
-        Target { codec: codec.to_owned(), rate, baseline }
+    fn of_method(info: &MethodInfo, rate: QuantizeTarget) -> Self {
+        Target { codec: info.name.clone(), rate, baseline: false, calibrated: info.needs_calibration }
     }
 }
 
@@ -63,9 +78,9 @@ pub(super) fn targets(names: &[String], asked: AskedRates<'_>) -> Result<(Vec<Ta
             }
             None => (text, None),
         };
-        let found = match codecs().iter().find(|info| info.name == name) {
-            Some(info) => codec_rows(info, explicit, asked, &mut left_out)?,
-            None => baseline_rows(name, explicit, asked, &mut left_out)?,
+        let found = match Method::info(name) {
+            Ok(info) => codec_rows(&info, explicit, asked, &mut left_out)?,
+            Err(_) => baseline_rows(name, explicit, asked, &mut left_out)?,
         };
         for target in found {
             if !targets.contains(&target) {
@@ -77,13 +92,13 @@ pub(super) fn targets(names: &[String], asked: AskedRates<'_>) -> Result<(Vec<Ta
 }
 
 fn codec_rows(
-    info: &CodecInfo,
+    info: &MethodInfo,
     explicit: Option<f64>,
     asked: AskedRates<'_>,
     left_out: &mut Vec<String>,
 ) -> Result<Vec<Target>> {
-    let row = |rate| Target::new(info.name, QuantizeTarget::PayloadBps(rate), false);
-    let check = |rate: f64| CodecSpec::named(info.name, rate).and_then(|spec| spec.check());
+    let row = |rate| Target::of_method(info, QuantizeTarget::PayloadBps(rate));
+    let check = |rate: f64| Method::parse(&info.name, rate);
     if let Some(rate) = explicit {
         check(rate).with_context(|| format!("{}@{rate}", info.name))?;
         return Ok(vec![row(rate)]);
@@ -93,7 +108,7 @@ fn codec_rows(
         bail!("--target-bpw {bad}: expected a positive rate in bits per weight");
     }
     let mut rows: Vec<Target> =
-        all_in.iter().map(|&bpw| Target::new(info.name, QuantizeTarget::AllInBpw(bpw), false)).collect();
+        all_in.iter().map(|&bpw| Target::of_method(info, QuantizeTarget::AllInBpw(bpw))).collect();
     let payload = match (asked.payload, asked.all_in) {
         (Some(rates), _) => rates,
         (None, Some(_)) => &[],
@@ -110,7 +125,7 @@ fn codec_rows(
         }
     }
     match refused {
-        Some(error) if rows.is_empty() => Err(error).context(info.name),
+        Some(error) if rows.is_empty() => Err(error).context(info.name.clone()),
         _ => Ok(rows),
     }
 }
@@ -121,7 +136,10 @@ fn baseline_rows(
     asked: AskedRates<'_>,
     left_out: &mut Vec<String>,
 ) -> Result<Vec<Target>> {
-    let row = |rate| Target::new(name, QuantizeTarget::PayloadBps(rate), true);
+    let row = |rate| {
+        let calibrated = baseline(name, rate, Rotation::DEFAULT).is_ok_and(|method| method.needs_calibration());
+        Target { codec: name.to_owned(), rate: QuantizeTarget::PayloadBps(rate), baseline: true, calibrated }
+    };
     let Some(rates) = baseline_rates(name) else {
         bail!("unknown codec `{name}`, expected one of {}", names().join(", "));
     };
@@ -160,22 +178,22 @@ pub(super) fn baseline(name: &str, rate: f64, rotation: Rotation) -> Result<Box<
     }
 }
 
-fn names() -> Vec<&'static str> {
-    let codecs = codecs().iter().map(|info| info.name);
+fn names() -> Vec<String> {
     let baselines = families().into_iter().map(|family| family.name);
-    codecs.chain(baselines).chain(KQUANTS.iter().map(|kquant| kquant.name)).collect()
+    let baselines = baselines.chain(KQUANTS.iter().map(|kquant| kquant.name)).map(str::to_owned);
+    methods().into_iter().map(|info| info.name).chain(baselines).collect()
 }
 
 /// Every codec and baseline with its line.
 pub(super) fn describe() -> String {
     let rates = |rates: &[f64]| rates.iter().map(f64::to_string).collect::<Vec<_>>().join(", ");
     let mut text = "Codecs:\n".to_owned();
-    for codec in codecs() {
-        let range = match codec.rates {
+    for method in methods() {
+        let range = match &method.rates {
             Some(fixed) => rates(fixed),
-            None => format!("{} to {}", codec.min_bps, codec.max_bps),
+            None => format!("{} to {}", method.min_bps, method.max_bps),
         };
-        text += &format!("  {:14} {}; {range} bits per weight\n", codec.name, codec.about);
+        text += &format!("  {:14} {}; {range} bits per weight\n", method.name, method.about);
     }
     text += "\nBaselines (payload in bits per weight; what they store beside codes is in their all-in rate):\n";
     for family in families() {
@@ -206,6 +224,19 @@ mod tests {
         let mut all = names();
         all.sort_unstable();
         assert!(all.windows(2).all(|pair| pair[0] != pair[1]), "{all:?}");
+    }
+
+    #[test]
+    fn methods_with_and_without_calibration_are_told_apart() {
+        let names = "e8@3,e8+feedback@3,shift-16+feedback@3,unisvq@2,unisvq+ft@2,unisvq-d8-random-norht@2,gptq@2,e8p@2,e8p-rtn@2,rtn@2";
+        let names: Vec<String> = names.split(',').map(str::to_owned).collect();
+        let (rows, _) = targets(&names, AskedRates { payload: None, all_in: None }).unwrap();
+        assert_eq!(rows.iter().map(Target::label).collect::<Vec<_>>(), names);
+        let calibrated: Vec<bool> = rows.iter().map(|row| row.calibrated).collect();
+        assert_eq!(calibrated, [false, true, true, true, true, true, true, true, false, false]);
+        let baselines: Vec<bool> = rows.iter().map(|row| row.baseline).collect();
+        assert_eq!(baselines, [false, false, false, false, false, false, true, true, true, true]);
+        assert!(labels(&ABLATIONS, Some(&[2.0]), None).is_ok_and(|rows| rows.len() == ABLATIONS.len()));
     }
 
     #[test]

@@ -59,6 +59,9 @@ pub struct EvalReport {
     pub tokens: usize,
     /// Threads that computed.
     pub threads: usize,
+    /// Whether the rows are ablations of one method: it, and each of its parts left out or replaced.
+    #[serde(default)]
+    pub ablations: bool,
 }
 
 /// The four rates of a file, in bits per weight; always given together, because each alone misleads.
@@ -122,7 +125,9 @@ pub struct CalibrationNote {
     pub sequential: bool,
     /// How the text relates to that of the evaluation.
     pub overlap: TextOverlap,
-    /// Peak of the heap while quantizing, the process's own before it not counted.
+    /// Wall time of computing activations and second moments; what an earlier row left in a cache takes none.
+    pub seconds: f64,
+    /// Peak of the heap while calibrating and quantizing, what the process held before not counted.
     pub peak_heap_bytes: u64,
 }
 
