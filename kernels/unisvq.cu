@@ -8,9 +8,9 @@
 // of the next `depth` row tiles are on their way to its part of shared memory: copies start before the previous kernel has ended,
 // and need no registers. Sums of up to `slots` row tiles
 // wait in shared memory; then those of all warps are added up and written to z. Whoever writes the last of the eight row tiles of
-// a group of 128 rows transforms it: counters, all zero before and after, say who that is.
+// a group of 128 rows transforms it: where blocks share a group, counters, all zero before and after, say who that is.
 //
-// Grid: at most a block per row tile; block b has row tiles b, b + grid, ... Block: 32 WARPS. Dynamic shared memory:
+// Grid: at most a block per row tile; row tiles are dealt out evenly, in order. Block: 32 WARPS. Dynamic shared memory:
 // slots * WARPS * 16 * batch * 4 for sums, at least 512 WARPS; depth * WARPS * UNITS * BITS * 512 for words.
 // Wider matrices than WARPS UNITS units take several launches: all but the last only add to z.
 //
@@ -139,6 +139,11 @@ __device__ __forceinline__ void prepare(const UniSvqParams& p, uint32_t (&x)[16]
     }
 }
 
+// Row tiles of a block follow each other, so that most groups are its own.
+__device__ __forceinline__ uint32_t first_tile_of(const UniSvqParams& p, uint32_t block) {
+    return static_cast<uint32_t>(static_cast<uint64_t>(p.tiles) * block / gridDim.x);
+}
+
 template <int WARPS,   // of the block
           int UNITS,   // of a warp
           int N,       // blocks of four activations
@@ -155,14 +160,13 @@ __device__ __forceinline__ void product(const UniSvqParams& p) {
 #endif
 
     // Words do not depend on the previous kernel.
-    const uint32_t n_mine = (p.tiles - blockIdx.x + gridDim.x - 1) / gridDim.x;
+    const uint32_t first_tile = first_tile_of(p, blockIdx.x), n_mine = first_tile_of(p, blockIdx.x + 1) - first_tile;
     const uint32_t first_unit = p.first_unit + warp * UNITS;
     const uint32_t n_units = min(static_cast<uint32_t>(UNITS), p.end_unit - min(p.end_unit, first_unit));
     const uint32_t ring = static_cast<uint32_t>(__cvta_generic_to_shared(shared)) + p.ring_at + warp * (UNITS * kUnitBytes) + lane * 16;
     const uint32_t ring_end = ring + p.depth * kStageBytes;
     uint32_t put = ring, asked = 0;
-    const uint4* at = p.words + (static_cast<size_t>(blockIdx.x) * p.row_units + first_unit) * (BITS * 32) + lane;
-    const size_t tile_stride = static_cast<size_t>(gridDim.x) * p.row_units * (BITS * 32);
+    const uint4* at = p.words + (static_cast<size_t>(first_tile) * p.row_units + first_unit) * (BITS * 32) + lane;
     auto copy = [&] {
         if (asked < n_mine) {
 #pragma unroll
@@ -175,7 +179,7 @@ __device__ __forceinline__ void product(const UniSvqParams& p) {
         }
         asm volatile("cp.async.commit_group;" ::: "memory");
         ++asked;
-        at += tile_stride;
+        at += p.row_units * (BITS * 32);
         put += kStageBytes;
         if (put == ring_end) put = ring;
     };
@@ -209,7 +213,7 @@ __device__ __forceinline__ void product(const UniSvqParams& p) {
         }
     }
 
-    uint32_t get = ring, held = 0, first = blockIdx.x;
+    uint32_t get = ring, held = 0, first = first_tile;
 #pragma unroll 1
     for (uint32_t i = 0; i < n_mine; ++i) {
         wait_for_copy(p.depth);
@@ -245,26 +249,30 @@ __device__ __forceinline__ void product(const UniSvqParams& p) {
             float sum = 0.0f;
 #pragma unroll
             for (int w = 0; w < WARPS; ++w) sum += sums[(slot * WARPS + w) * each + within];
-            float* z = p.z + static_cast<size_t>(within % p.batch) * p.z_stride + (first + slot * gridDim.x) * 16 + within / p.batch;
+            float* z = p.z + static_cast<size_t>(within % p.batch) * p.z_stride + (first + slot) * 16 + within / p.batch;
             if (p.flags & kAdd) sum += *z;
             __stcg(z, sum);
         }
         held = 0;
-        first += p.slots * gridDim.x;
+        first += p.slots;
         if (i + 1 < n_mine) __syncthreads();
     }
     if (!(p.flags & kFinish)) return;
     __threadfence();
     __syncthreads();
+    const uint32_t end_tile = first_tile + n_mine;
 #pragma unroll 1
-    for (uint32_t i = warp; i < n_mine; i += WARPS) {
-        const uint32_t group = (blockIdx.x + i * gridDim.x) / kGroupTiles;
-        uint32_t before = 0;
-        if (lane == 0) before = atomicAdd(p.counters + group, 1);
-        before = __shfl_sync(kAll, before, 0);
-        if (before + 1 < min(kGroupTiles, p.tiles - group * kGroupTiles)) continue;
-        if (lane == 0) p.counters[group] = 0;
-        __threadfence();
+    for (uint32_t group = first_tile / kGroupTiles + warp; group * kGroupTiles < end_tile; group += WARPS) {
+        const uint32_t from = group * kGroupTiles, to = min(from + kGroupTiles, p.tiles);
+        const uint32_t mine = min(to, end_tile) - max(from, first_tile);
+        if (mine < to - from) {
+            uint32_t before = 0;
+            if (lane == 0) before = atomicAdd(p.counters + group, mine);
+            before = __shfl_sync(kAll, before, 0);
+            if (before + mine < to - from) continue;
+            if (lane == 0) p.counters[group] = 0;
+            __threadfence();
+        }
         finish(p, group, lane);
     }
 }

@@ -1027,13 +1027,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "219e4505b1fe1c307c43fd73a7af8b7b590aafd46834f523901d5700d6f2f4e5",
+                    hash: "0c3160af08197bcc1e415dcf76f43a3f626da9217d9cebfcc933f069f0007c6f",
                     ptx: include_str!("../../ptx/unisvq_k2.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "6571e8626d8ef8c52852778a13f03e5bfc989539edab84eaee4935d4b2a9807d",
+                    hash: "607d6df1097c511c9bdd035799405ac8a54aa84bfcaa0da9a964fb6327cb79f3",
                     ptx: include_str!("../../ptx/unisvq_k2.sm_90a.ptx"),
                 },
             ],
@@ -1041,13 +1041,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "0c0b8e25f1ef24e5b432d39880b4dbcbd166ccdbbd41b72a6873e4807679c407",
+                    hash: "77e5bba2ea259046082066ee69bfed65d064bd8da790466e2af13bf057304f9c",
                     ptx: include_str!("../../ptx/unisvq_k3.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "876939a8f1c79844809bc42e966bccac6c0e10388362c83d759b0b210b8675ec",
+                    hash: "b19e0b51a3c844f9ceb2d285666fa0873c4896ae5922e3e8712c006160543d35",
                     ptx: include_str!("../../ptx/unisvq_k3.sm_90a.ptx"),
                 },
             ],
@@ -1055,13 +1055,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "0c0ca2dedb492d73bf1b8df30934b5edf7956d8f511b7bc207be884d31c6af18",
+                    hash: "81d2600aebc6274f85830cfc9650bfa5da6847d9fe23e72d9d0d5ea7f5622a64",
                     ptx: include_str!("../../ptx/unisvq_k4.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "9ef78941338fb38a589e059758579ce72afa514cf97975801ffc61a9a30ec1d9",
+                    hash: "e95959248234c950107c12d0bb62e89583d43c8203412f3a660aedfd16ff5b8f",
                     ptx: include_str!("../../ptx/unisvq_k4.sm_90a.ptx"),
                 },
             ],

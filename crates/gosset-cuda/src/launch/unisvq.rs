@@ -4,7 +4,7 @@
 //! under one scale; codes multiply them without error, in integers.
 
 use gosset_transform::TilePlan;
-use gosset_unisvq::{Frame, UniSvqDecoder};
+use gosset_unisvq::{Frame, FrameHeader, UniSvqDecoder, UniSvqHeader};
 use half::f16;
 
 use super::checks::{check_len, to_u32};
@@ -172,18 +172,18 @@ fn ptr<T: DeviceType>(buffer: &Option<Buffer<T>>) -> u64 {
 }
 
 /// Whether a frame is none or of tiles that fit a window of 128.
-fn fits(frame: &Frame) -> bool {
-    frame.is_identity()
-        || frame.plan().is_some_and(|plan| plan.runs().iter().all(|run| run.tile as usize <= GROUP_ROWS))
+fn fits(frame: &FrameHeader) -> bool {
+    match frame {
+        FrameHeader::None => true,
+        FrameHeader::Rht { runs, .. } => runs.iter().all(|[tile, _]| *tile as usize <= GROUP_ROWS),
+        _ => false,
+    }
 }
 
-/// log2 of the tile of each column, padded to `width`.
-fn logs(plan: &TilePlan, width: usize) -> Vec<u8> {
-    let columns =
-        plan.runs().iter().flat_map(|run| std::iter::repeat_n(run.tile.max(1).ilog2() as u8, run.columns() as usize));
-    let mut logs: Vec<u8> = columns.collect();
-    logs.resize(width, 0);
-    logs
+/// log2 of the tile of each column.
+fn logs(plan: &TilePlan) -> impl Iterator<Item = u8> {
+    let log = |tile: u32| tile.max(1).ilog2() as u8;
+    plan.runs().iter().flat_map(move |run| std::iter::repeat_n(log(run.tile), run.columns() as usize))
 }
 
 impl Side {
@@ -193,20 +193,11 @@ impl Side {
             return Ok(Self { rotates: false, logs: None });
         }
         let whole = plans.iter().all(|plan| plan.runs().iter().all(|run| run.tile as usize == GROUP_ROWS));
-        let logs = if whole {
-            None
-        } else {
-            Some(
-                gpu.upload(
-                    &plans
-                        .iter()
-                        .flat_map(|plan| self::logs(plan, 0))
-                        .chain(std::iter::repeat(0))
-                        .take(width)
-                        .collect::<Vec<_>>(),
-                )?,
-            )
-        };
+        let logs = (!whole).then(|| {
+            let columns = plans.iter().flat_map(|plan| logs(plan));
+            gpu.upload(&columns.chain(std::iter::repeat(0)).take(width).collect::<Vec<_>>())
+        });
+        let logs = logs.transpose()?;
         Ok(Self { rotates: true, logs })
     }
 
@@ -222,8 +213,8 @@ impl Side {
 impl DeviceUniSvq {
     /// Whether there are products for a matrix: 2 to 4 bits, and frames that are none or of tiles of up to 128.
     #[must_use]
-    pub fn takes(decoder: &UniSvqDecoder<'_>) -> bool {
-        (2..=4).contains(&decoder.header().bits) && fits(decoder.input()) && fits(decoder.output())
+    pub fn takes(header: &UniSvqHeader) -> bool {
+        (2..=4).contains(&header.bits) && fits(&header.input) && fits(&header.output)
     }
 
     /// Whether matrices can lie on top of each other as one: one input, one map, whole groups of rows.
@@ -237,7 +228,7 @@ impl DeviceUniSvq {
                 && first.output().is_identity() == part.output().is_identity()
         };
         let whole = parts[..parts.len() - 1].iter().all(|part| part.rows().is_multiple_of(GROUP_ROWS));
-        whole && rest.iter().all(|part| alike(&part)) && parts.iter().all(|part| Self::takes(part))
+        whole && rest.iter().all(|part| alike(&part)) && parts.iter().all(|part| Self::takes(part.header()))
     }
 
     /// Uploads a matrix.
