@@ -188,7 +188,7 @@ def take(planes, name, digest):
     return dtype, shape, raw
 
 
-CODES = {"U8": "B", "U16": "H", "BF16": "H", "U32": "I", "U64": "Q", "F32": "f"}
+CODES = {"U8": "B", "U16": "H", "F16": "e", "BF16": "H", "U32": "I", "U64": "Q", "F32": "f"}
 
 
 def numbers(plane):
@@ -625,6 +625,135 @@ def decode_values(header, units, step, plane):
     return out
 
 
+# ---- matrices of grid codes ----
+
+
+def butterflies(x, stride):
+    """Walsh-Hadamard along the outer axis of x, whose inner elements are stride apart."""
+    half = stride
+    while half < len(x):
+        for start in range(0, len(x), 2 * half):
+            for i in range(start, start + half):
+                a, b = x[i], x[i + half]
+                x[i], x[i + half] = f32(a + b), f32(a - b)
+        half *= 2
+
+
+def is_prime(n):
+    return n > 1 and all(n % d for d in range(2, int(n**0.5) + 1))
+
+
+def paley(order):
+    """The Hadamard matrix of an order that is no power of two, row by row."""
+    check(order <= 1024 and order % 4 == 0, f"order {order}")
+    q1, q2 = order - 1, order // 2 - 1
+    if q1 % 4 == 3 and is_prime(q1):
+        q, squares = q1, {i * i % q1 for i in range(1, q1)}
+        chi = lambda i, j: 1 if i == j or (i - j) % q in squares else -1
+        return [[1] * order] + [[-1] + [chi(i, j) for j in range(q)] for i in range(q)]
+    check(q2 % 4 == 1 and is_prime(q2), f"order {order}")
+    q, squares = q2, {i * i % q2 for i in range(1, q2)}
+    out = [[0] * order for _ in range(order)]
+    for i in range(q + 1):
+        for j in range(q + 1):
+            if i == j:
+                block = ((1, -1), (-1, -1))
+            else:
+                c = 1 if i == 0 or j == 0 or (i - j) % q in squares else -1
+                block = ((c, c), (c, -c))
+            for a in range(2):
+                out[2 * i + a][2 * j : 2 * j + 2] = block[a]
+    return out
+
+
+class Frame:
+    def __init__(self, header, width):
+        self.width, self.kind = width, header
+        if header == "none":
+            self.signs = [1.0] * width
+            return
+        ((self.kind, frame),) = header.items()
+        self.signs = signs(frame["seed"], width)
+        if self.kind == "rht":
+            self.runs = frame["runs"]
+            check(sum(tile * count for tile, count in self.runs) == width, "tile runs")
+        else:
+            check(self.kind == "hadamard", "frame")
+            self.orders = frame["orders"]
+            product = 1
+            for order in self.orders:
+                product *= order
+            check(product == width, "orders")
+            self.matrices = {k: None if k & (k - 1) == 0 else paley(k) for k in self.orders}
+
+    def unrotate(self, x):
+        """U x."""
+        if self.kind == "rht":
+            inverse_rht(x, self.runs, [1.0] * self.width)
+        elif self.kind == "hadamard":
+            stride = 1
+            for order in reversed(self.orders):
+                block, matrix = order * stride, self.matrices[order]
+                for start in range(0, self.width, block):
+                    part = x[start : start + block]
+                    if matrix is None:
+                        butterflies(part, stride)
+                    else:
+                        mixed = []
+                        for row in matrix:
+                            for k in range(stride):
+                                total = row[0] * part[k]
+                                for j in range(1, order):
+                                    total = f32(total + row[j] * part[j * stride + k])
+                                mixed.append(total)
+                        part = mixed
+                    x[start : start + block] = part
+                stride = block
+            scale = f32(1 / self.width**0.5)
+            x[:] = [f32(v * scale) for v in x]
+
+
+def decode_unisvq(header, plane):
+    rows, cols, bits, dim = (header[k] for k in ("rows", "cols", "bits", "dim"))
+    check(bits in (2, 3, 4) and dim in (1, 2, 4, 8), "bits and group")
+    per, group = {2: (4, 1), 3: (8, 3), 4: (2, 1)}[bits]
+    row_bytes = -(-cols // per) * group
+    check(len(plane["codes"]) == rows * row_bytes, "codes")
+    codes = []
+    for r in range(rows):
+        row = []
+        for at in range(r * row_bytes, (r + 1) * row_bytes, group):
+            word = int.from_bytes(bytes(plane["codes"][at : at + group]), "big")
+            row += [word >> (bits * (per - 1 - i)) & (2**bits - 1) for i in range(per)]
+        codes += row[:cols]
+    scale, affine = f32(header["scale"]), header.get("affine")
+    values = []
+    if affine is None:
+        values = [f32(scale * (q - (2**bits - 1) / 2)) for q in codes]
+    else:
+        a, b = [f32(v) for v in affine["a"]], [f32(v) for v in affine["b"]]
+        for r in range(rows):
+            for at in range(0, cols, dim):
+                q = codes[r * cols + at : r * cols + min(at + dim, cols)]
+                for i in range(len(q)):
+                    total = b[i]
+                    for j in range(len(q)):
+                        total = f32(total + f32(a[i * dim + j] * q[j]))
+                    values.append(f32(scale * total))
+    inputs, outputs = Frame(header["input"], cols), Frame(header["output"], rows)
+    for j in range(cols):
+        column = values[j::cols]
+        outputs.unrotate(column)
+        values[j::cols] = column
+    su, sv = plane.get("input_scales", inputs.signs), plane.get("output_scales", outputs.signs)
+    check(len(su) == cols and len(sv) == rows, "tuned scales")
+    for r in range(rows):
+        row = values[r * cols : (r + 1) * cols]
+        inputs.unrotate(row)
+        values[r * cols : (r + 1) * cols] = [f32(v * f32(u * sv[r])) for v, u in zip(row, su)]
+    return codes, values
+
+
 def main(path):
     manifest, planes = open_container(path)
     found = {}
@@ -634,6 +763,22 @@ def main(path):
             raw = t["storage"]["raw"]
             _, _, content = take(planes, name, raw["xxh3"])
             found[t["name"]] = {"shape": raw["shape"], "dtype": raw["dtype"], "bytes_xxh3": f"{xxh3(content):016x}"}
+            continue
+        if "unisvq" in t["storage"]:
+            stored = t["storage"]["unisvq"]
+            header = stored["header"]
+            plane = {
+                p["name"]: numbers(take(planes, f"{name}#{escape(p['name'])}", p["xxh3"])) for p in stored["planes"]
+            }
+            check({"codes"} <= set(plane) <= {"codes", "input_scales", "output_scales"}, "planes of grid codes")
+            codes, values = decode_unisvq(header, plane)
+            found[t["name"]] = {
+                "shape": [header["rows"], header["cols"]],
+                "codes_xxh3": f"{xxh3(bytes(codes)):016x}",
+                "values_xxh3": f"{xxh3(struct.pack(f'<{len(values)}f', *values)):016x}",
+                "first_codes": codes[:8],
+                "first_value_bits": [f"{f32_bits(v):08x}" for v in values[:8]],
+            }
             continue
         coded = t["storage"]["coded"]
         header = coded["header"]

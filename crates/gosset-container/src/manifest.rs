@@ -14,7 +14,8 @@ pub const FORMAT_MAJOR: u32 = 1;
 /// Highest minor format version that this crate writes and knows all of. A step means additions that older readers may ignore,
 /// or codings that they have no words for and refuse by naming what they need.
 ///
-/// 1 added ANS, the entropy-coded trellis and the bit-shift trellis, 2 matrices of affine-grid codes (UniSVQ). A file says the lowest version that has all of its codings,
+/// 1 added ANS, the entropy-coded trellis and the bit-shift trellis, 2 matrices of affine-grid codes (UniSVQ) and
+/// matrices stored by columns. A file says the lowest version that has all of its codings,
 /// so that one with Rice codes alone is still a file of format 1.0.
 pub const FORMAT_MINOR: u32 = 2;
 
@@ -38,6 +39,7 @@ impl FormatVersion {
     pub(crate) fn of(tensors: &[TensorEntry]) -> Self {
         let minor = |t: &TensorEntry| match &t.storage {
             Storage::UniSvq { .. } => 2,
+            Storage::Coded { header, .. } if header.columns.is_some() => 2,
             Storage::Coded { header, .. } if !is_rice(header) => 1,
             _ => 0,
         };

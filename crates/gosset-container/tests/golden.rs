@@ -17,6 +17,8 @@ use gosset_codec::{
     ShiftCodeKind, ShiftOrderKind,
 };
 use gosset_container::{Container, ContainerKind, Digest, FORMAT_MINOR, FormatVersion, ManifestInfo, Writer};
+use gosset_unisvq::UniSvqSpec;
+use half::f16;
 use serde_json::{Value, json};
 
 fn golden(name: &str) -> PathBuf {
@@ -68,8 +70,11 @@ struct Golden {
 }
 
 /// The newest last.
-const GOLDENS: [Golden; 2] =
-    [Golden { minor: 0, write: write_1_0, n_escapes: 1 }, Golden { minor: 1, write: write_1_1, n_escapes: 43 }];
+const GOLDENS: [Golden; 3] = [
+    Golden { minor: 0, write: write_1_0, n_escapes: 1 },
+    Golden { minor: 1, write: write_1_1, n_escapes: 43 },
+    Golden { minor: 2, write: write_1_2, n_escapes: 0 },
+];
 
 impl Golden {
     fn container(&self) -> PathBuf {
@@ -188,6 +193,50 @@ fn write_1_1(path: &Path) {
         .unwrap();
 }
 
+/// What 1.2 added: matrices of affine-grid codes.
+fn write_1_2(path: &Path) {
+    let mut w = Writer::create(path, true).unwrap();
+    for (i, (name, bits, rows, cols)) in [
+        // Tiles on both sides, ends of bytes, of tiles and of groups.
+        ("unisvq", 2.0, 64, 128),
+        ("unisvq", 3.0, 43, 172),
+        ("unisvq-d8", 4.0, 13, 33),
+        // Maps of their own; the last columns have a part of the map.
+        ("unisvq-random", 2.0, 20, 36),
+        ("unisvq-d8-random", 2.0, 12, 43),
+        ("unisvq-d4gen", 3.0, 5, 18),
+        ("unisvq-norht", 2.0, 3, 10),
+        // Both constructions of Paley, several factors, a width without a matrix.
+        ("unisvq-full", 2.0, 36, 48),
+        ("unisvq-d2-random-full", 3.0, 28, 144),
+        ("unisvq-d1-full", 2.0, 43, 20),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let mut spec = UniSvqSpec::named(name, bits).unwrap();
+        (spec.scales, spec.seed) = (vec![0.8], i as u64);
+        let data = values(rows * cols, 60 + i as u64);
+        let (mut matrix, _) = spec.check().unwrap().encode(&data, rows, cols, None).unwrap();
+        w.add_unisvq(&format!("{name}@{bits}"), &matrix, "F32").unwrap();
+        // As fine-tuning leaves it.
+        let noise = |n: usize, seed| values(n, seed).into_iter().map(|v| v / 16.0);
+        let mut map = matrix.header.affine_map();
+        map.a.iter_mut().zip(noise(64, 80)).for_each(|(a, e)| *a += e);
+        map.b.iter_mut().zip(noise(8, 81)).for_each(|(b, e)| *b += e);
+        let decoder = matrix.decoder().unwrap();
+        let tuned = |s: &[f32], seed| s.iter().zip(noise(s.len(), seed)).map(|(s, e)| f16::from_f32(s + e)).collect();
+        let (su, sv) = (tuned(decoder.input_scales(), 82), tuned(decoder.output_scales(), 83));
+        drop(decoder);
+        (matrix.header.affine, matrix.input_scales) = (Some(map), Some(su));
+        matrix.output_scales = (i % 2 == 0).then_some(sv);
+        w.add_unisvq(&format!("{name}@{bits}, tuned"), &matrix, "BF16").unwrap();
+    }
+    w.add_raw("norm", "F32", &[3], &[1.0f32, -0.5, 1e-40].map(f32::to_le_bytes).concat(), "norm").unwrap();
+    w.finish(ManifestInfo { kind: ContainerKind::Tensors, source: json!({ "kind": "test" }), recipe: json!({}) })
+        .unwrap();
+}
+
 /// Seven rows of 65 values, of which one is zero and two are stored exactly.
 fn odd_rows() -> Vec<f32> {
     let mut rows = values(7 * 65, 5);
@@ -217,6 +266,21 @@ fn expected(path: &Path) -> Value {
                 "points_xxh3": digest(points.iter().flat_map(|p| p.to_le_bytes()).collect()),
                 "values_xxh3": digest(values.iter().flat_map(|v| v.to_le_bytes()).collect()),
                 "first_points": points[..n.min(8)],
+                "first_value_bits": values[..n.min(8)].iter().map(|v| format!("{:08x}", v.to_bits())).collect::<Vec<_>>(),
+            })
+        } else if entry.is_unisvq() {
+            let tensor = c.unisvq(name).unwrap();
+            let d = tensor.decoder().unwrap();
+            let n = d.rows() * d.cols();
+            let (mut codes, mut values) = (vec![0f32; n], vec![0f32; n]);
+            d.codes_as_f32(0..d.rows(), &mut codes);
+            d.decode_rows(0..d.rows(), &mut values);
+            let codes: Vec<u8> = codes.iter().map(|q| *q as u8).collect();
+            json!({
+                "shape": [d.rows(), d.cols()],
+                "codes_xxh3": Digest::of(&codes).to_string(),
+                "values_xxh3": Digest::of(&values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<_>>()).to_string(),
+                "first_codes": codes[..n.min(8)],
                 "first_value_bits": values[..n.min(8)].iter().map(|v| format!("{:08x}", v.to_bits())).collect::<Vec<_>>(),
             })
         } else {
