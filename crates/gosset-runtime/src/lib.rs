@@ -35,6 +35,7 @@ mod attention;
 pub mod calibration;
 #[cfg(feature = "cuda")]
 pub mod candle_cuda;
+mod columns;
 mod config;
 mod device;
 mod error;
@@ -54,6 +55,7 @@ mod tensor;
 #[cfg(test)]
 mod tests;
 pub mod text;
+mod unisvq;
 mod trees;
 mod weights;
 

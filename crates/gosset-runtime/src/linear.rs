@@ -6,14 +6,17 @@ use std::sync::Arc;
 
 use candle_core::{DType, Module, Tensor};
 use gosset_codec::{DecodeScratch, Decoder};
-use gosset_container::{CodedTensor, Container};
+use gosset_container::{CodedTensor, Container, UniSvqTensor};
 use gosset_transform::{Rht, TilePlan};
+use gosset_unisvq::FrameHeader;
 use rayon::prelude::*;
 
+use crate::columns;
 use crate::error::RuntimeError;
 use crate::row_blocks::{WeightRows, dense_product, product};
 use crate::source::dequantize_rows;
 use crate::tensor::{f32_slice, tensor2};
+use crate::unisvq;
 use crate::weights::{ContainerWeights, Weights};
 
 /// `y = x Wᵀ + b`, whatever `W` is stored as.
@@ -34,6 +37,14 @@ pub enum Linear {
     Coded {
         /// The planes in the file's map.
         weight: CodedTensor,
+        /// `[out_features]`.
+        bias: Option<Vec<f32>>,
+    },
+    /// Codes of an affine grid in a container; the activation enters the frame of the matrix, the map of the grid is folded into it, and
+    /// the result leaves the frame.
+    UniSvq {
+        /// The codes in the file's map.
+        weight: UniSvqTensor,
         /// `[out_features]`.
         bias: Option<Vec<f32>>,
     },
@@ -121,6 +132,7 @@ impl Linear {
         match self {
             Linear::Dense { weight, .. } => (weight.dims()[0], weight.dims()[1]),
             Linear::Coded { weight, .. } => (weight.header().rows as usize, weight.header().cols as usize),
+            Linear::UniSvq { weight, .. } => (weight.header().rows as usize, weight.header().cols as usize),
             Linear::Blocks { weight, .. } => (weight.rows, weight.cols),
             #[cfg(feature = "cuda")]
             Linear::Cuda(weight) => weight.shape(),
@@ -152,7 +164,10 @@ impl Linear {
     #[cfg(feature = "cuda")]
     pub(crate) fn bias(&self) -> Option<&[f32]> {
         match self {
-            Linear::Dense { bias, .. } | Linear::Coded { bias, .. } | Linear::Blocks { bias, .. } => bias.as_deref(),
+            Linear::Dense { bias, .. }
+            | Linear::Coded { bias, .. }
+            | Linear::UniSvq { bias, .. }
+            | Linear::Blocks { bias, .. } => bias.as_deref(),
             Linear::Cuda(_) => None,
         }
     }
@@ -161,7 +176,7 @@ impl Linear {
     pub fn heap_bytes(&self) -> usize {
         let (bias, weight) = match self {
             Linear::Dense { weight, bias } => (bias, weight.elem_count()),
-            Linear::Coded { bias, .. } | Linear::Blocks { bias, .. } => (bias, 0),
+            Linear::Coded { bias, .. } | Linear::UniSvq { bias, .. } | Linear::Blocks { bias, .. } => (bias, 0),
             #[cfg(feature = "cuda")]
             Linear::Cuda(_) => return 0,
         };
@@ -188,8 +203,14 @@ impl Linear {
                     Some(rht) => x.rotated(rht)?,
                     None => x.plain.clone(),
                 };
-                (product(&CodedRows(decoder), &f32_slice(&x)?, n)?, bias)
+                let x = f32_slice(&x)?;
+                let y = match decoder.n_column_streams() {
+                    Some(_) => columns::product(&decoder, &x, n)?,
+                    None => product(&CodedRows(decoder), &x, n)?,
+                };
+                (y, bias)
             }
+            Linear::UniSvq { weight, bias } => (unisvq::multiply(weight, x, n)?, bias),
             Linear::Blocks { weight, bias } => (product(&weight.open()?, &f32_slice(&x.plain)?, n)?, bias),
             #[cfg(feature = "cuda")]
             Linear::Cuda(weight) => return weight.forward(&x.plain),
@@ -219,6 +240,7 @@ impl Linear {
                     decoder.decode_rows(id..id + 1, out, scratch).map_err(RuntimeError::from)
                 })?;
             }
+            Linear::UniSvq { weight, .. } => unisvq::gather(weight, ids, &mut out)?,
             Linear::Blocks { weight, .. } => {
                 let stored = weight.open()?;
                 rows.try_for_each(|(out, id)| stored.fill(id..id + 1, out, &mut ()))?;
@@ -275,12 +297,33 @@ impl Module for Linear {
 pub(crate) struct Activation {
     plain: Tensor,
     rotated: RefCell<Vec<(TilePlan, u64, Tensor)>>,
+    framed: RefCell<Vec<(FrameHeader, Tensor)>>,
 }
 
 impl Activation {
     /// Around `x`, `[n, features]`, contiguous f32.
     pub(crate) fn new(x: Tensor) -> Self {
-        Self { plain: x, rotated: RefCell::new(Vec::new()) }
+        Self { plain: x, rotated: RefCell::new(Vec::new()), framed: RefCell::new(Vec::new()) }
+    }
+
+    /// The input as it came.
+    pub(crate) fn plain(&self) -> &Tensor {
+        &self.plain
+    }
+
+    /// The input in a frame with the signs of its seed; `enter` makes it from the plain one, the first time.
+    pub(crate) fn in_frame(
+        &self,
+        frame: &FrameHeader,
+        enter: impl FnOnce(&Tensor) -> Result<Tensor, RuntimeError>,
+    ) -> Result<Tensor, RuntimeError> {
+        let mut known = self.framed.borrow_mut();
+        if let Some((_, x)) = known.iter().find(|(of, _)| of == frame) {
+            return Ok(x.clone());
+        }
+        let x = enter(&self.plain)?;
+        known.push((frame.clone(), x.clone()));
+        Ok(x)
     }
 
     fn rotated(&self, rht: &Rht) -> Result<Tensor, RuntimeError> {

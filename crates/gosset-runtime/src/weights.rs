@@ -13,6 +13,7 @@ use crate::linear::{Linear, StoredRows};
 use crate::models::{EMBEDDING, HEAD, expected_tensors};
 use crate::source::dequantize_rows;
 use crate::tensor::tensor2;
+use crate::unisvq;
 
 /// Where a model's tensors come from.
 pub(crate) trait Weights {
@@ -41,6 +42,8 @@ pub(crate) trait Weights {
 pub(crate) enum Stored<'a> {
     /// Coded in a container.
     Coded(gosset_container::CodedTensor),
+    /// Affine-grid codes in a container.
+    UniSvq(gosset_container::UniSvqTensor),
     /// Numbers of type `dtype`, read as f32 by rows.
     Rows { dtype: String, rows: usize, cols: usize, read: Box<ReadRows<'a>> },
 }
@@ -166,6 +169,10 @@ impl ContainerWeights {
     fn is_coded(&self, name: &str) -> bool {
         self.container.entry(name).is_some_and(|e| e.is_coded())
     }
+
+    fn is_unisvq(&self, name: &str) -> bool {
+        self.container.entry(name).is_some_and(|e| e.is_unisvq())
+    }
 }
 
 impl Weights for ContainerWeights {
@@ -180,7 +187,11 @@ impl Weights for ContainerWeights {
     fn vector(&self, name: &str) -> Result<Vec<f32>, RuntimeError> {
         let n = self.shape(name).unwrap_or_default().iter().product();
         let mut out = vec![0f32; n];
-        if self.is_coded(name) {
+        if self.is_unisvq(name) {
+            let tensor = self.container.unisvq(name)?;
+            let decoder = tensor.decoder()?;
+            unisvq::decode(&decoder, 0..decoder.rows(), &mut out);
+        } else if self.is_coded(name) {
             let coded = self.container.coded(name)?;
             let decoder = coded.decoder()?;
             decoder.decode_rows(0..decoder.rows(), &mut out, &mut DecodeScratch::new())?;
@@ -195,6 +206,9 @@ impl Weights for ContainerWeights {
         if self.is_coded(name) {
             return Ok(Linear::Coded { weight: self.container.coded(name)?, bias });
         }
+        if self.is_unisvq(name) {
+            return Ok(Linear::UniSvq { weight: self.container.unisvq(name)?, bias });
+        }
         let &[rows, cols] = self.shape(name).unwrap_or_default() else {
             return Err(RuntimeError::MissingTensor { name: name.to_owned(), expected: Vec::new() });
         };
@@ -206,6 +220,9 @@ impl Weights for ContainerWeights {
         if self.is_coded(name) {
             return Ok(Stored::Coded(self.container.coded(name)?));
         }
+        if self.is_unisvq(name) {
+            return Ok(Stored::UniSvq(self.container.unisvq(name)?));
+        }
         let &[rows, cols] = self.shape(name).unwrap_or_default() else {
             return Err(RuntimeError::MissingTensor { name: name.to_owned(), expected: Vec::new() });
         };
@@ -215,7 +232,7 @@ impl Weights for ContainerWeights {
     }
 
     fn equal(&self, a: &str, b: &str) -> Result<bool, RuntimeError> {
-        if self.is_coded(a) || self.is_coded(b) {
+        if [a, b].iter().any(|name| self.is_coded(name) || self.is_unisvq(name)) {
             return Ok(false);
         }
         Ok(self.container.raw(a)?.bytes == self.container.raw(b)?.bytes)
