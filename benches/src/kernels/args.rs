@@ -29,6 +29,10 @@ pub enum Op {
     RiceGemm,
     /// Product with one activation, weights as integers of fixed width.
     FixedGemv,
+    /// Product with one activation, affine-grid weights.
+    UnisvqGemv,
+    /// Product with several activations, affine-grid weights.
+    UnisvqGemm,
     /// Randomized Hadamard transform of activations.
     Rht,
     /// From weights to streams.
@@ -39,12 +43,22 @@ pub enum Op {
 
 impl Op {
     /// All of them, in the order of the table.
-    pub const ALL: [Op; 8] =
-        [Op::ShiftGemv, Op::ShiftGemm, Op::RiceGemv, Op::RiceGemm, Op::FixedGemv, Op::Rht, Op::Quantize, Op::Decode];
+    pub const ALL: [Op; 10] = [
+        Op::ShiftGemv,
+        Op::ShiftGemm,
+        Op::RiceGemv,
+        Op::RiceGemm,
+        Op::FixedGemv,
+        Op::UnisvqGemv,
+        Op::UnisvqGemm,
+        Op::Rht,
+        Op::Quantize,
+        Op::Decode,
+    ];
 
     /// Whether it is a product of a matrix with activations, so that the dense product is its peer.
     pub(super) fn is_product(self) -> bool {
-        matches!(self, Op::ShiftGemv | Op::ShiftGemm | Op::RiceGemv | Op::RiceGemm | Op::FixedGemv)
+        !matches!(self, Op::Rht | Op::Quantize | Op::Decode)
     }
 
     /// Name as in tables and JSON.
@@ -55,6 +69,8 @@ impl Op {
             Op::RiceGemv => "rice_gemv",
             Op::RiceGemm => "rice_gemm",
             Op::FixedGemv => "fixed_gemv",
+            Op::UnisvqGemv => "unisvq_gemv",
+            Op::UnisvqGemm => "unisvq_gemm",
             Op::Rht => "rht",
             Op::Quantize => "quantize",
             Op::Decode => "decode",

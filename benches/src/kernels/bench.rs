@@ -11,7 +11,7 @@ use super::block::{Block, Encoded};
 use super::dense::{self, Arm, Dense, DenseWeights};
 use super::report::{Report, Row};
 use super::timing::Timing;
-use super::{candidates, container, decode, fixed, note, quantize, rht};
+use super::{candidates, container, decode, fixed, note, quantize, rht, unisvq};
 
 /// The shape and batch by which a run is judged: research saw 30.4 to 33.0 us on an H200 through PyTorch.
 const GAUGE: (Shape, usize) = (Shape { rows: 14336, cols: 4096 }, 1);
@@ -87,6 +87,9 @@ pub(super) fn run(gpu: &Gpu, args: &Args, report: &mut Report) -> Result<()> {
         candidates::run(&mut bench, shape, &mut encoded)?;
         if args.wants(Op::FixedGemv) {
             fixed::run(&mut bench, shape)?;
+        }
+        if args.wants(Op::UnisvqGemv) || args.wants(Op::UnisvqGemm) {
+            unisvq::run(&mut bench, shape)?;
         }
         if args.wants(Op::Decode) && (args.check || shape == GAUGE.0 || shapes.len() == 1) {
             decode::run(&mut bench, shape)?;

@@ -28,6 +28,7 @@ mod rice;
 mod shift;
 mod table;
 mod timing;
+mod unisvq;
 
 pub use args::{Args, Op, Shape};
 pub use report::{ContainerRow, CpuRow, Report, Row, Torch, TorchRow};
