@@ -63,6 +63,14 @@ pub enum CodecError {
         /// Name of the codec.
         codec: &'static str,
     },
+    /// A matrix stored by columns claims more weights than its planes vouch for.
+    #[error("{n_weights} weights in {n_bits} bits, expected at most 64 per bit")]
+    TooFewBits {
+        /// Weights of the matrix.
+        n_weights: u64,
+        /// Bits of the planes that hold them.
+        n_bits: u64,
+    },
     /// The matrix is stored by the other of rows and columns.
     #[error("the matrix is stored by {found}, expected one stored by {expected}")]
     Orientation {

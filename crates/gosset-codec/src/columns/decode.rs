@@ -59,11 +59,7 @@ impl<'a> ColumnsDecoder<'a> {
         check_len(COLUMNS, bytes.len(), header.cols)?;
         let words = required(WORDS, set.u32s(WORDS)?)?;
         let n_bits = 8 * (bytes.len() as u64 + 4 * words.len() as u64);
-        if header.rows * header.cols > MAX_WEIGHTS_PER_BIT.saturating_mul(n_bits) {
-            let expected =
-                format!("at most {MAX_WEIGHTS_PER_BIT} weights per bit of the planes, which have {n_bits} bits");
-            return Err(CodecError::Header { field: "rows", found: header.rows.to_string(), expected });
-        }
+        check_vouched(header.rows * header.cols, n_bits)?;
         let coded: Vec<u32> = (0..cols as u32).rev().filter(|&col| bytes[col as usize] != ZERO).collect();
         let shape = (coded.len(), rows);
         let classes = bytes.iter().filter(|&&byte| byte != ZERO).fold(0u16, |set, &byte| set | 1 << (byte & 15));
@@ -242,6 +238,14 @@ impl<'a> ColumnsDecoder<'a> {
             out[col] = *value;
         }
     }
+}
+
+/// Refuses more weights than so many bits may hold.
+pub(crate) fn check_vouched(n_weights: u64, n_bits: u64) -> Result<(), CodecError> {
+    if n_weights > MAX_WEIGHTS_PER_BIT.saturating_mul(n_bits) {
+        return Err(CodecError::TooFewBits { n_weights, n_bits });
+    }
+    Ok(())
 }
 
 fn not_by_columns(found: &str) -> CodecError {

@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use gosset_transform::{Rht, TilePlan};
 
 use super::code::{self, GAIN_UNITS, ZERO};
+use super::decode::check_vouched;
 use super::lattice::{self, LatticeColumns};
 use super::shift::ShiftColumns;
 use super::trellis::{self, TrellisColumns};
@@ -253,7 +254,7 @@ impl ColumnEncoder {
     /// The matrix, once all columns were given.
     ///
     /// # Errors
-    /// [`CodecError::Streams`] for values that no stream holds.
+    /// [`CodecError::Streams`] for values that no stream holds, [`CodecError::TooFewBits`] for a matrix that is nearly all zeros.
     ///
     /// # Panics
     /// If columns are missing.
@@ -285,6 +286,12 @@ impl ColumnEncoder {
         let one = GAIN_UNITS as u16;
         gains.truncate(gains.iter().rposition(|&gain| gain != one).map_or(0, |last| last + 1));
         planes.push(Plane::owned(COLUMNS, PlaneData::U8(Cow::Owned(self.bytes))));
+        let n_bits = 8 * planes
+            .iter()
+            .filter(|plane| plane.name != LENGTHS)
+            .map(|plane| plane.data.n_bytes() as u64)
+            .sum::<u64>();
+        check_vouched(self.rows as u64 * self.cols as u64, n_bits)?;
         let [inputs, outputs] = self.rotations.each_ref().map(|rht| RotationHeader::of(rht.as_ref()));
         let header = MatrixHeader {
             rows: self.rows as u64,

@@ -47,8 +47,9 @@ pub(crate) struct LatticeColumns {
 impl LatticeColumns {
     /// For columns of `rows` values whose spread is at most about `reach` steps.
     pub(crate) fn new(lattice: LatticeKind, rows: usize, reach: f32) -> Self {
-        // Half an octave of columns may be wider than tables without raw bits are made for: escapes serve them.
-        let raw_bits = raw_bits(lattice.dim(), std::f32::consts::FRAC_1_SQRT_2 * reach);
+        // An octave of columns may be wider than tables without raw bits are made for: escapes serve them better than raw bits would
+        // serve all the others.
+        let raw_bits = raw_bits(lattice.dim(), 0.5 * reach);
         let top = family::nearest_member(raw_bits, reach).min(family::n_members(raw_bits) - 1);
         let table = top.saturating_sub(MEMBERS_PER_CLASS * (N_CLASSES - 1));
         let line_len = rows.next_multiple_of(lattice.dim());

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests, which fail by panicking")]
 
 mod ans;
+mod columns;
 mod damage;
 mod determinism;
 mod ladder;

@@ -44,9 +44,15 @@ pub(super) fn encode(
     }
     let spreads = spreads(&rotated, rows, cols, &exponents);
     let largest = spreads.iter().copied().fold(0.0, f64::max);
+    // All but the widest columns have a class of their own; what feedback adds to them is within the step of a class.
+    let reach = {
+        let mut sorted = spreads.clone();
+        sorted.sort_unstable_by(f64::total_cmp);
+        1.2 * sorted[cols - 1 - cols / 50]
+    };
     if largest == 0.0 {
         // Nothing but zeros, which the codec alone stores in fewer words.
-        return Err(CodecError::Magnitude { row: 0, found: 0.0, max: 0.0 }.into());
+        return Err(CodecError::TooFewBits { n_weights: w.len() as u64, n_bits: 0 }.into());
     }
     let predicted = |log_step: f64| -> f64 {
         let step = log_step.exp2();
@@ -60,7 +66,7 @@ pub(super) fn encode(
     for sweep in 1..=MAX_SWEEPS {
         let log_step = step_for(&predicted, asked_of_curve, largest);
         let mut options = options(log_step, gains);
-        options.reach = 1.5 * (largest / log_step.exp2()) as f32;
+        options.reach = (reach / log_step.exp2()) as f32;
         let mut rounder = Columns::new(ColumnEncoder::new(spec, rows, cols, &options)?);
         ldlq(&rotated, rows, ldl, LdlqOptions::default(), &mut rounder, &mut out)?;
         let (encoded, new_gains) = rounder.finish()?;
@@ -121,7 +127,7 @@ fn step_for(predicted: &impl Fn(f64) -> f64, asked: f64, largest: f64) -> f64 {
 
 /// The rounding rule of a column encoder.
 pub(super) struct Columns {
-    encoder: ColumnEncoder,
+    pub(super) encoder: ColumnEncoder,
     /// What went wrong first; columns after it are zero.
     error: Option<CodecError>,
 }

@@ -26,7 +26,7 @@ pub(super) fn columns(
         inputs: spec.rotation.clone(),
         outputs: spec.rotation.clone(),
         step: 1.0,
-        exponents: vec![0; cols],
+        exponents: Vec::new(),
         reach: 1.0,
         gains: [1.0; N_CLASSES],
     };
@@ -36,16 +36,17 @@ pub(super) fn columns(
     frame.outputs().into_iter().for_each(|rht| rotate_outputs(&mut target, rows, rht));
     columns.step = (2.0 * largest_spread(&target, rows, cols)).max(f32::MIN_POSITIVE) * 2f32.powi(-OCTAVES_BELOW);
     let (damped, ldl) = options.damping.factor(&in_frame(hessian, frame.inputs())?, 1)?;
-    let encoder = || ColumnEncoder::new(spec, rows, cols, &columns);
     let mut out = vec![0.0; w.len()];
-    let mut rounder = Columns::new(encoder()?);
+    let mut rounder = Columns::new(ColumnEncoder::new(spec, rows, cols, &columns)?);
     ldlq(&target, rows, &ldl, LdlqOptions::default(), &mut rounder, &mut out)?;
+    // With the same scales the string of a column that was found before is among those that are searched again.
+    columns.exponents = rounder.encoder.bytes().to_vec();
     let mut best = rounder.finish()?.0;
     let mut sweeps = 1;
     for _ in 0..options.passes {
         // Every column is written anew, so that strings and reconstructions stay together.
         let once = RefineOptions { only_better: false, ..RefineOptions::new(1) };
-        let mut rounder = Columns::new(encoder()?);
+        let mut rounder = Columns::new(ColumnEncoder::new(spec, rows, cols, &columns)?);
         let report = refine(&target, rows, &damped, 1, once, &mut rounder, &mut out)?;
         sweeps += 1;
         let encoded: EncodedMatrix = rounder.finish()?.0;

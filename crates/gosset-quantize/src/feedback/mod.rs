@@ -156,6 +156,7 @@ pub fn encode(
         Err(FeedbackError::Codec(CodecError::Magnitude { .. })) => {
             alone("a value is too far out for the step of its column", 0)
         }
+        Err(FeedbackError::Codec(CodecError::TooFewBits { .. })) => alone("nearly all weights are zero", 0),
         Err(error) => Err(error),
     }
 }
