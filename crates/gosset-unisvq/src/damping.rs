@@ -137,14 +137,13 @@ impl DampingSpec {
         let mean_diagonal = hessian.mean_diagonal();
         // Subnormal means cannot be divided by without losing everything.
         if mean_diagonal.is_normal() && mean_diagonal > 0.0 {
-            let normalized: Vec<f64> = hessian.as_slice().iter().map(|v| v / mean_diagonal).collect();
             for raises in 0..=self.max_raises {
                 let sigma = self.sigma * self.factor.powi(raises.min(1 << 20) as i32);
                 if !sigma.is_finite() {
                     break;
                 }
                 (report.sigma, report.raises) = (sigma, raises);
-                let mut data = normalized.clone();
+                let mut data: Vec<f64> = hessian.as_slice().iter().map(|v| v / mean_diagonal).collect();
                 data.iter_mut().step_by(n + 1).for_each(|v| *v += sigma);
                 if let Some(ldl) = factor(&data, n, block) {
                     return Ok((Damped { n, data, mean_diagonal, report }, ldl));
