@@ -1,5 +1,6 @@
 //! `gosset inspect`: what a container holds and where its bits go.
 
+use std::borrow::Cow;
 use std::io::Write;
 use std::path::PathBuf;
 
@@ -9,11 +10,14 @@ use gosset_codec::MatrixHeader;
 use gosset_container::{
     Causes, Container, EntryKind, FormatVersion, Ledger, LedgerEntry, Manifest, Storage, TensorEntry,
 };
+use gosset_quantize::CalibrationRecord;
+use gosset_unisvq::UniSvqHeader;
 use serde::Serialize;
 use serde_json::Value;
 
 use crate::exit::{Exit, error, printable};
 use crate::output::{self, Table};
+use crate::quantize::record_line;
 
 /// Show what a container holds and where its bits go.
 ///
@@ -93,11 +97,19 @@ struct TensorPart<'a> {
     n_weights: u64,
     dtype: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
-    codec: Option<&'static str>,
+    codec: Option<Cow<'static, str>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    header: Option<&'a MatrixHeader>,
+    header: Option<Header<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<&'a str>,
+}
+
+/// What the manifest says of a compressed tensor.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+enum Header<'a> {
+    Coded(&'a MatrixHeader),
+    UniSvq(&'a UniSvqHeader),
 }
 
 #[derive(Debug, Serialize)]
@@ -149,7 +161,7 @@ fn inspection<'a>(container: &'a Container, manifest: &'a Manifest, ledger: &'a 
         source: &manifest.source,
         recipe: &manifest.recipe,
         n_tensors: manifest.tensors.len(),
-        n_coded: manifest.tensors.iter().filter(|t| t.is_coded()).count(),
+        n_coded: manifest.tensors.iter().filter(|t| t.is_quantized()).count(),
         n_params: ledger.n_params,
         n_quantized: ledger.n_quantized,
         rates: rates(ledger),
@@ -170,7 +182,8 @@ fn tensor_of<'a>(container: &'a Container, line: &LedgerEntry) -> Option<&'a Ten
 fn entry<'a>(container: &'a Container, line: &'a LedgerEntry) -> Entry<'a> {
     let tensor = tensor_of(container, line).map(|t| {
         let (codec, header, reason) = match &t.storage {
-            Storage::Coded { header, .. } => (Some(header.codec_name()), Some(header), None),
+            Storage::Coded { header, .. } => (Some(header.codec_name().into()), Some(Header::Coded(header)), None),
+            Storage::UniSvq { header, .. } => (Some(header.name().into()), Some(Header::UniSvq(header)), None),
             Storage::Raw { reason, .. } => (None, None, Some(reason.as_str())),
             _ => (None, None, None),
         };
@@ -203,10 +216,17 @@ fn print(
     let FormatVersion { major, minor } = manifest.format;
     let (generator, needs) = (printable(&manifest.generator), printable(&manifest.needs));
     writeln!(out, "{}: Gosset container, format {major}.{minor}", printable(&container.path().display().to_string()))?;
-    let n_coded = manifest.tensors.iter().filter(|t| t.is_coded()).count();
+    let n_coded = manifest.tensors.iter().filter(|t| t.is_quantized()).count();
     let kind = serde_json::to_value(manifest.kind).unwrap_or_default();
     let mut facts = Table::new(2, &["made by", &format!("{generator} (needs {needs})")]);
     facts.row(["kind", kind.as_str().unwrap_or("unknown")]);
+    if let Some(codec) = manifest.recipe["options"]["codec"].as_str() {
+        facts.row(["method", codec]);
+    }
+    let calibration = manifest.recipe["options"]["calibration"].clone();
+    if let Ok(record) = serde_json::from_value::<CalibrationRecord>(calibration) {
+        facts.row(["calibration", &record_line(&record)]);
+    }
     for (name, value) in
         object_lines("source", &manifest.source).into_iter().chain(object_lines("recipe", &manifest.recipe))
     {
@@ -252,6 +272,7 @@ fn entries_table(container: &Container, ledger: &Ledger) -> Table {
         let tensor = tensor_of(container, line);
         let stored = match tensor.map(|t| &t.storage) {
             Some(Storage::Coded { header, source_dtype, .. }) => format!("{} of {source_dtype}", header.codec_name()),
+            Some(Storage::UniSvq { header, source_dtype, .. }) => format!("{} of {source_dtype}", header.name()),
             Some(Storage::Raw { dtype, reason, .. }) => format!("{dtype} ({reason})"),
             _ if line.kind == EntryKind::Blob => "side file".to_owned(),
             _ => "unknown section".to_owned(),

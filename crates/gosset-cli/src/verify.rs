@@ -34,7 +34,7 @@ const BIG: u64 = 100_000_000;
 /// Runs the command.
 pub(crate) fn run(args: &VerifyArgs) -> Result<()> {
     let outcome = Container::open(&args.file).and_then(|container| {
-        let coded = container.entries().iter().filter(|t| t.is_coded());
+        let coded = container.entries().iter().filter(|t| t.is_quantized());
         let total = coded.fold(0u64, |n, t| n.saturating_add(t.n_weights()));
         let progress = Progress::new(args.json || container.file_bytes() < BIG, "verifying", total);
         let report = container.verify_with(&mut |at| {
