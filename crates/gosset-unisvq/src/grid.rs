@@ -209,8 +209,8 @@ impl NearestPoint {
     /// A⁻¹ (x - B).
     fn coordinates<const D: usize>(&self, x: &[f32]) -> [f64; D] {
         let mut y = [0.0; D];
-        for i in 0..self.width {
-            y[i] = (0..self.width).map(|j| self.inverse[i][j] * (f64::from(x[j]) - self.b[j])).sum();
+        for (i, y) in y.iter_mut().enumerate().take(self.width) {
+            *y = (0..self.width).map(|j| self.inverse[i][j] * (f64::from(x[j]) - self.b[j])).sum();
         }
         y
     }
@@ -292,9 +292,9 @@ fn upper_factor(
     m: impl Fn(usize, usize) -> f64,
 ) -> Option<(Square, [f64; MAX_DIM])> {
     let (mut gram, mut weight) = ([[0.0; MAX_DIM]; MAX_DIM], [1.0; MAX_DIM]);
-    for i in 0..n {
-        for j in 0..n {
-            gram[i][j] = (0..n).map(|k| a(k, i) * (0..n).map(|l| m(k, l) * a(l, j)).sum::<f64>()).sum();
+    for (i, row) in gram.iter_mut().enumerate().take(n) {
+        for (j, entry) in row.iter_mut().enumerate().take(n) {
+            *entry = (0..n).map(|k| a(k, i) * (0..n).map(|l| m(k, l) * a(l, j)).sum::<f64>()).sum();
         }
     }
     // Elimination from the first coordinate on: what is left of row k is row k of R times its diagonal entry.
