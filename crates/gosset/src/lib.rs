@@ -5,7 +5,9 @@
 //! | [`transform`] | Philox streams, signs, fast Walsh-Hadamard transform, tiled RHT |
 //! | [`lattice`] | nearest points and bit stripping of Z, A2, D4, E8 |
 //! | [`entropy`] | bit streams, Rice codes, stream tables, rates |
+//! | [`trellis`] | the bit-shift trellis and the entropy-coded trellis |
 //! | [`codec`] | a matrix to compressed planes and back |
+//! | [`unisvq`] | the affine grid, second moments, error feedback |
 //! | [`container`] | the file |
 //! | [`quantize`] | a checkpoint to a container |
 //! | [`runtime`] | models that run from the compressed form |
@@ -20,3 +22,5 @@ pub use gosset_lattice as lattice;
 pub use gosset_quantize as quantize;
 pub use gosset_runtime as runtime;
 pub use gosset_transform as transform;
+pub use gosset_trellis as trellis;
+pub use gosset_unisvq as unisvq;

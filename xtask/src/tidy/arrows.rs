@@ -30,7 +30,7 @@ const RULES: &[Rule] = &[
     rule(
         4,
         "gosset-quantize",
-        &["gosset-container", "gosset-codec", "gosset-unisvq", "gosset-lattice", "gosset-entropy"],
+        &["gosset-container", "gosset-codec", "gosset-unisvq", "gosset-transform", "gosset-lattice", "gosset-entropy"],
     ),
     rule(
         4,
