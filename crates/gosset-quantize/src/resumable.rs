@@ -111,7 +111,11 @@ impl<'a> Resumable<'a> {
         self.started = Instant::now();
         for unit in &units {
             if !self.parts.contains_key(self.name(unit.items[0])) {
-                self.work_on(&work, unit)?;
+                // Activations that were asked to stop do not know what is finished.
+                self.work_on(&work, unit).map_err(|e| match e {
+                    QuantizeError::Cancelled { .. } => self.stopped(&work),
+                    e => e,
+                })?;
             }
         }
         self.check_cancelled(&work)?;
@@ -245,11 +249,16 @@ impl<'a> Resumable<'a> {
     }
 
     fn check_cancelled(&self, work: &WorkFolder) -> Result<(), QuantizeError> {
+        if self.observer.cancelled() { Err(self.stopped(work)) } else { Ok(()) }
+    }
+
+    /// The error of a run that was asked to stop.
+    fn stopped(&self, work: &WorkFolder) -> QuantizeError {
         let (done, total) = (self.done, self.total);
-        match self.observer.cancelled() {
-            false => Ok(()),
-            true if self.parts.is_empty() => Err(QuantizeError::Cancelled { done, total }),
-            true => Err(QuantizeError::Paused { done, total, work: work.path().to_owned() }),
+        if self.parts.is_empty() {
+            QuantizeError::Cancelled { done: 0, total }
+        } else {
+            QuantizeError::Paused { done, total, work: work.path().to_owned() }
         }
     }
 
