@@ -54,7 +54,7 @@ impl UniSvq {
     /// ```
     /// use gosset_unisvq::UniSvqSpec;
     ///
-    /// let w: Vec<f32> = (0..64 * 128).map(|i| ((i * 37 % 101) as f32 - 50.0) / 50.0).collect();
+    /// let w: Vec<f32> = (0..64 * 128u32).map(|i| ((i * i % 10007) as f32 * 0.7).sin()).collect();
     /// let (matrix, report) = UniSvqSpec::named("unisvq", 2.0)?.check()?.encode(&w, 64, 128, None)?;
     /// assert_eq!(matrix.codes.len(), 64 * 32);
     /// assert!(report.proxy < 0.13, "{report:?}");
