@@ -132,7 +132,16 @@ fn of_quantize(error: &QuantizeError) -> Exit {
         QuantizeError::Source(e) => of_source(e),
         QuantizeError::Container(e) => of_container(e),
         QuantizeError::Codec { source, .. } => of_codec(source),
+        QuantizeError::UniSvq { .. } => Exit::Model,
+        QuantizeError::Activations { source: Some(inner), .. } => {
+            inner.downcast_ref().map_or(Exit::Failure, of_runtime)
+        }
         QuantizeError::Options(_)
+        | QuantizeError::UnknownMethod { .. }
+        | QuantizeError::MethodRate { .. }
+        | QuantizeError::NeedsCalibration { .. }
+        | QuantizeError::CalibrationDiffers { .. }
+        | QuantizeError::OtherJob { .. }
         | QuantizeError::OverrideSyntax { .. }
         | QuantizeError::OverrideUnmatched { .. }
         | QuantizeError::OverrideImpossible { .. }
@@ -140,8 +149,11 @@ fn of_quantize(error: &QuantizeError) -> Exit {
         | QuantizeError::TargetRange { .. }
         | QuantizeError::TargetMissed { .. }
         | QuantizeError::OutputIsInput { .. } => Exit::Usage,
-        QuantizeError::OutputExists { .. } | QuantizeError::Io { .. } => Exit::Io,
-        QuantizeError::Cancelled { .. } => Exit::Interrupted,
+        QuantizeError::OutputExists { .. }
+        | QuantizeError::Io { .. }
+        | QuantizeError::Locked { .. }
+        | QuantizeError::WorkFolder { .. } => Exit::Io,
+        QuantizeError::Cancelled { .. } | QuantizeError::Paused { .. } => Exit::Interrupted,
         _ => Exit::Model,
     }
 }
@@ -176,6 +188,11 @@ fn hint(error: &anyhow::Error) -> Option<&'static str> {
             Some(QuantizeError::OutputExists { .. }) => return Some("pass --force to write into it"),
             Some(QuantizeError::TieUndecided) => return Some("--tie or --no-tie"),
             Some(QuantizeError::Cancelled { .. }) => return Some("run the command again to start over"),
+            Some(QuantizeError::Paused { .. }) => return Some("run the same command again to go on"),
+            Some(QuantizeError::OtherJob { .. }) => {
+                return Some("run the command it was started with to go on, or pass --restart to start over");
+            }
+            Some(QuantizeError::WorkFolder { .. }) => return Some("pass --restart to start over"),
             _ => {}
         }
         if let Some(DeviceError::Unusable { .. }) = e.downcast_ref() {

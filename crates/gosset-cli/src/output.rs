@@ -56,14 +56,6 @@ pub(crate) fn bps(bits: f64, n_weights: u64) -> String {
     if n_weights == 0 { "-".to_owned() } else { format!("{:.4}", bits / n_weights as f64) }
 }
 
-/// The payloads that a codec may be asked for: `1.05 to 10`, or `2, 3, 4`.
-pub(crate) fn rates_of(codec: &gosset_codec::CodecInfo) -> String {
-    match codec.rates {
-        Some(rates) => rates.iter().map(f64::to_string).collect::<Vec<_>>().join(", "),
-        None => format!("{} to {}", codec.min_bps, codec.max_bps),
-    }
-}
-
 /// A shape as `576x1536`; `scalar` without dimensions.
 pub(crate) fn shape(dims: &[usize]) -> String {
     if dims.is_empty() {

@@ -10,5 +10,6 @@ mod generate;
 mod interrupt;
 mod quantize;
 mod recommend;
+mod resume;
 mod round_trip;
 mod support;
