@@ -156,8 +156,11 @@ impl Frame {
     /// The ±1 diagonal S.
     #[must_use]
     pub fn signs(&self) -> Vec<f32> {
-        let sign = |signs: &Signs, j| if signs.is_negative(j) { -1.0 } else { 1.0 };
-        (0..self.width).map(|j| self.signs.as_ref().map_or(1.0, |signs| sign(signs, j))).collect()
+        let mut out = vec![1.0; self.width];
+        if let Some(signs) = &self.signs {
+            signs.apply(&mut out);
+        }
+        out
     }
 
     /// `Uᵀ x` in place, without signs.

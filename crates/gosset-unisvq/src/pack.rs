@@ -69,8 +69,58 @@ pub fn unpack_row(row: &[u8], bits: u8, from: usize, out: &mut [u8]) {
 /// # Panics
 /// If the row is too short.
 pub fn unpack_row_f32(row: &[u8], bits: u8, from: usize, out: &mut [f32]) {
-    unpack_with(row, bits, from, out, f32::from);
+    let (whole, start) = (out.len() / 8 * 8, from / 8 * usize::from(bits));
+    let (body, tail) = out.split_at_mut(whole);
+    unpack_with(row, bits, from + whole, tail, f32::from);
+    // Whole groups of eight codes, in one to four table entries each.
+    let row = &row[start..][..whole / 8 * usize::from(bits)];
+    match bits {
+        2 => {
+            for (q, &byte) in body.as_chunks_mut::<4>().0.iter_mut().zip(row) {
+                *q = QUADS[usize::from(byte)];
+            }
+        }
+        3 => {
+            for (q, bytes) in body.as_chunks_mut::<8>().0.iter_mut().zip(row.as_chunks::<3>().0) {
+                let word = u32::from_be_bytes([0, bytes[0], bytes[1], bytes[2]]);
+                for (i, pair) in q.as_chunks_mut::<2>().0.iter_mut().enumerate() {
+                    *pair = OCTAL_PAIRS[(word >> (18 - 6 * i) & 63) as usize];
+                }
+            }
+        }
+        _ => {
+            for (q, &byte) in body.as_chunks_mut::<2>().0.iter_mut().zip(row) {
+                *q = [f32::from(byte >> 4), f32::from(byte & 15)];
+            }
+        }
+    }
 }
+
+/// The four codes of 2 bits in each byte.
+static QUADS: [[f32; 4]; 256] = {
+    let mut table = [[0.0; 4]; 256];
+    let mut byte = 0;
+    while byte < 256 {
+        let mut i = 0;
+        while i < 4 {
+            table[byte][i] = (byte >> (6 - 2 * i) & 3) as f32;
+            i += 1;
+        }
+        byte += 1;
+    }
+    table
+};
+
+/// The two codes of 3 bits in each six bits.
+static OCTAL_PAIRS: [[f32; 2]; 64] = {
+    let mut table = [[0.0; 2]; 64];
+    let mut bits = 0;
+    while bits < 64 {
+        table[bits] = [(bits >> 3) as f32, (bits & 7) as f32];
+        bits += 1;
+    }
+    table
+};
 
 fn unpack_with<T>(row: &[u8], bits: u8, from: usize, out: &mut [T], value: impl Fn(u8) -> T) {
     assert!(from.is_multiple_of(8), "codes from {from}, expected a multiple of 8");

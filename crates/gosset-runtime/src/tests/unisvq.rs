@@ -12,7 +12,7 @@ use half::f16;
 use super::forward::logits;
 use super::{MemorySource, ids, numbers};
 use crate::source::fixture::{TinyFamily, TinyModel};
-use crate::{Linear, LanguageModel, LoadOptions};
+use crate::{LanguageModel, Linear, LoadOptions};
 
 /// What is promised of every packed product.
 const LOGIT_TOLERANCE: f32 = 1e-3;
