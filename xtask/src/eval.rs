@@ -47,10 +47,29 @@ pub(crate) struct EvalArgs {
     /// All-in rates in bits per weight, comma-separated: every byte of the quantized tensors counts.
     #[arg(long, value_name = "LIST", conflicts_with = "container")]
     target_bpw: Option<String>,
-    /// Codecs and baselines, comma-separated: `e8`, `shift-16`, `trellis-256`, `higgs2`, `q3_k`, `nf4`, …; `e8-rice@3.5` fixes the
-    /// rate of one, `none` asks for the unquantized model alone [default: the best data-free codec; the run says which and why].
+    /// Codecs and baselines, comma-separated: `e8`, `shift-16`, `e8+feedback`, `unisvq`, `unisvq+ft`, `gptq`, `e8p`, `higgs2`, `q3_k`, …;
+    /// `e8-rice@3.5` fixes the rate of one, `none` asks for the unquantized model alone [default: the best data-free codec; the run
+    /// says which and why].
     #[arg(long, value_name = "LIST", conflicts_with = "container")]
     codecs: Option<String>,
+    /// UniSVQ at 2 bits, whole and with each of its parts left out or replaced, instead of codecs.
+    #[arg(long, conflicts_with_all = ["container", "codecs", "rates", "target_bpw"])]
+    ablations: bool,
+    /// Text to calibrate on: `built-in`, a file in UTF-8, or a folder of .txt files [default: built-in].
+    #[arg(long, value_name = "TEXT", conflicts_with = "container")]
+    calibration: Option<String>,
+    /// Tokens to calibrate on [default: 32768].
+    #[arg(long, value_name = "N", conflicts_with = "container")]
+    calibration_tokens: Option<usize>,
+    /// Seed that chooses the sequences of a longer text [default: 0].
+    #[arg(long, value_name = "N", conflicts_with = "container")]
+    calibration_seed: Option<u64>,
+    /// Keep second moments in this folder and take them from it [default: a folder of the run, which all rows share].
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["container", "sequential"])]
+    hessian_cache: Option<PathBuf>,
+    /// Calibrate every method on the activations that its own quantized prefix makes.
+    #[arg(long, conflicts_with = "container")]
+    sequential: bool,
     /// Quantize embeddings and output head too, at this payload rate.
     #[arg(long, value_name = "RATE", conflicts_with = "container")]
     embeddings: Option<f64>,
@@ -143,6 +162,9 @@ fn ppl_args(workspace: &Workspace, args: &EvalArgs) -> Result<(Vec<String>, bool
         ("--embeddings", args.embeddings.map(|rate| rate.to_string())),
         ("--device", Some(args.device.clone())),
         ("--threads", args.threads.map(|n| n.to_string())),
+        ("--calibration", args.calibration.as_deref().map(calibration_text).transpose()?),
+        ("--calibration-tokens", args.calibration_tokens.map(|n| n.to_string())),
+        ("--calibration-seed", args.calibration_seed.map(|n| n.to_string())),
         ("--tasks", args.tasks.clone()),
         ("--task-limit", args.task_limit.map(|n| n.to_string())),
     ] {
@@ -155,19 +177,35 @@ fn ppl_args(workspace: &Workspace, args: &EvalArgs) -> Result<(Vec<String>, bool
         tasks.check_names(list)?;
         push("--tasks-dir", utf8(&tasks.fetch(&cache_dir()?)?)?);
     }
-    for (flag, path) in [("--keep", &args.keep), ("--task-log", &args.task_log), ("--json-out", &args.json_out)] {
+    for (flag, path) in [
+        ("--keep", &args.keep),
+        ("--task-log", &args.task_log),
+        ("--json-out", &args.json_out),
+        ("--hessian-cache", &args.hessian_cache),
+    ] {
         if let Some(path) = path {
             push(flag, utf8(&absolute(path)?)?);
         }
     }
     let full = args.full || (on_embedded_model && args.windows.is_none());
-    for (flag, on) in [("--full", full), ("--json", args.json), ("--no-baseline", args.no_baseline)] {
+    for (flag, on) in [
+        ("--full", full),
+        ("--json", args.json),
+        ("--no-baseline", args.no_baseline),
+        ("--sequential", args.sequential),
+        ("--ablations", args.ablations),
+    ] {
         if on {
             out.push(flag.to_owned());
         }
     }
     out.extend(args.rest.iter().cloned());
     Ok((out, hub))
+}
+
+/// What `ppl --calibration` gets: a name that it knows, or a path from anywhere.
+fn calibration_text(text: &str) -> Result<String> {
+    if text == "built-in" { Ok(text.to_owned()) } else { utf8(&existing(Path::new(text))?) }
 }
 
 /// What `ppl --model` gets: a path, or a hub name as it is (then the flag is true).
@@ -277,6 +315,26 @@ mod tests {
         assert!(!args.contains(&"--model".to_owned()) && !args.contains(&"--full".to_owned()));
         assert!(mapped(&["--container", text, "--model", "x"]).is_err());
         assert!(mapped(&["--container", "/no/such/file", "--text", text]).is_err());
+    }
+
+    #[test]
+    fn calibration_reaches_the_binary() {
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
+        let words = "--codecs e8+feedback@3 --calibration-tokens 64 --calibration-seed 5 --hessian-cache hc --json-out o.json --calibration";
+        let words: Vec<&str> = words.split(' ').chain([file]).collect();
+        let (args, _) = mapped(&words).unwrap();
+        for (flag, value) in [("--calibration-tokens", "64"), ("--calibration-seed", "5")] {
+            assert_eq!(after(&args, flag), value);
+        }
+        for flag in ["--calibration", "--hessian-cache", "--json-out"] {
+            assert!(Path::new(&after(&args, flag)).is_absolute(), "{flag}");
+        }
+        let (args, _) = mapped(&["--ablations", "--sequential", "--calibration", "built-in"]).unwrap();
+        assert_eq!(after(&args, "--calibration"), "built-in");
+        assert!(["--ablations", "--sequential"].iter().all(|flag| args.iter().any(|arg| arg == flag)));
+        assert!(mapped(&["--ablations", "--codecs", "e8"]).is_err());
+        assert!(mapped(&["--sequential", "--hessian-cache", "hc"]).is_err());
+        assert!(mapped(&["--calibration", "/no/such/file"]).is_err());
     }
 
     #[test]

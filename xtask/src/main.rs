@@ -13,6 +13,7 @@ mod ci;
 mod cuda_build;
 mod digest;
 mod eval;
+mod evaluation_tables;
 mod fetch;
 mod fetch_tasks;
 mod kernel_results;

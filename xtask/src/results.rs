@@ -9,7 +9,44 @@ pub(crate) struct Evaluation {
     pub(crate) protocol: String,
     pub(crate) windows: u64,
     pub(crate) tokens_scored: u64,
+    /// Whether the rows are ablations of one method.
+    #[serde(default)]
+    pub(crate) ablations: bool,
     pub(crate) rows: Vec<EvaluationRow>,
+}
+
+/// Of one zero-shot task.
+#[derive(Debug, Deserialize)]
+pub(crate) struct TaskRow {
+    pub(crate) task: String,
+    pub(crate) n: u64,
+    pub(crate) acc: Accuracy,
+    pub(crate) acc_norm: Accuracy,
+}
+
+/// A share of right answers.
+#[derive(Debug, Clone, Copy, Deserialize)]
+pub(crate) struct Accuracy {
+    pub(crate) value: f64,
+    pub(crate) stderr: f64,
+}
+
+/// What a row was calibrated on.
+#[derive(Debug, Deserialize)]
+pub(crate) struct CalibrationNote {
+    pub(crate) text: String,
+    pub(crate) tokens: u64,
+    pub(crate) sequential: bool,
+    pub(crate) overlap: TextOverlap,
+    pub(crate) peak_heap_bytes: u64,
+}
+
+/// How that text relates to the one of the evaluation.
+#[derive(Debug, Deserialize)]
+pub(crate) struct TextOverlap {
+    pub(crate) same: bool,
+    pub(crate) shared: f64,
+    pub(crate) in_domain: bool,
 }
 
 /// One model or container.
@@ -31,6 +68,12 @@ pub(crate) struct EvaluationRow {
     source_grid: bool,
     #[serde(default)]
     fallback_share: Option<f64>,
+    #[serde(default)]
+    pub(crate) quantize_seconds: Option<f64>,
+    #[serde(default)]
+    pub(crate) tasks: Vec<TaskRow>,
+    #[serde(default)]
+    pub(crate) calibration: Option<CalibrationNote>,
 }
 
 impl EvaluationRow {

@@ -10,8 +10,8 @@ use clap::Args;
 use serde_json::Value;
 
 use crate::{
-    kernel_results, plots,
-    results::{Evaluation, RateDistortion, RateDistortionRow},
+    evaluation_tables, kernel_results, plots,
+    results::{RateDistortion, RateDistortionRow},
     workspace::Workspace,
 };
 
@@ -94,7 +94,7 @@ fn table(value: Value, file: &str, command: &str) -> Result<String> {
     if value["rows"].as_array().is_some_and(|rows| rows.iter().any(|row| row.get("floor_fraction").is_some())) {
         return Ok(kernel_results::tables(&serde_json::from_value(value)?, file));
     }
-    Ok(perplexities(&serde_json::from_value(value)?, file, command))
+    Ok(evaluation_tables::tables(&serde_json::from_value(value)?, file, command))
 }
 
 /// The rates of the columns, in bits per weight.
@@ -158,38 +158,6 @@ fn significant(value: f64) -> String {
     match value {
         v if v >= 10.0 => format!("{v:.0}"),
         v if v >= 1.0 => format!("{v:.1}"),
-        v => format!("{v:.2}"),
-    }
-}
-
-fn perplexities(evaluation: &Evaluation, file: &str, command: &str) -> String {
-    let Evaluation { model, protocol, windows, tokens_scored, rows } = evaluation;
-    let mut out = format!(
-        "{model}, protocol {protocol}, {windows} windows, {tokens_scored} tokens scored (`{command}`, [{file}](/{file})):\n\n\
-         | codec | payload bps | all-in bps | file bps | file MB | PPL | Δln |\n|---|---|---|---|---|---|---|\n"
-    );
-    for row in rows {
-        let name = row.label();
-        let ppl = decimals(row.ppl);
-        let delta = row.delta_ln.filter(|_| !row.is_unquantized()).map_or("–".to_owned(), |d| format!("{d:.3}"));
-        let _ = writeln!(
-            out,
-            "| {name} | {:.3} | {:.3} | {:.3} | {:.1} | {ppl} ± {} | {delta} |",
-            row.payload_bps,
-            row.all_in_bps,
-            row.file_bps,
-            row.file_bytes as f64 / 1e6,
-            decimals(row.ppl_sigma),
-        );
-    }
-    out
-}
-
-/// Four significant digits, more before the point.
-fn decimals(value: f64) -> String {
-    match value {
-        v if v >= 1000.0 => format!("{v:.0}"),
-        v if v >= 100.0 => format!("{v:.1}"),
         v => format!("{v:.2}"),
     }
 }

@@ -109,7 +109,10 @@ mod tests {
         names.extend(["e8-rice", "d4-rice", "a2-rice", "z-rice", "shiftlut-17"].map(str::to_owned));
         names.extend((12..=18).map(|bits| format!("shift-{bits}")));
         names.extend(["trellis-8", "trellis-64", "trellis-256"].map(str::to_owned));
-        names.extend(["rtn", "nf4", "higgs1", "higgs2", "higgs4", "e8p", "q2_k", "q3_k", "q4_k"].map(str::to_owned));
+        names.extend(
+            ["rtn", "gptq", "nf4", "higgs1", "higgs2", "higgs4", "e8p", "e8p-rtn", "q2_k", "q3_k", "q4_k"]
+                .map(str::to_owned),
+        );
         let series = Series::group(names.iter().map(|name| (name.as_str(), 1.0, 1.0)));
         for (i, a) in series.iter().enumerate() {
             assert!(series[..i].iter().all(|b| a.look != b.look), "{}", a.name);
