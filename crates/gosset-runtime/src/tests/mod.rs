@@ -6,6 +6,7 @@ mod generation;
 #[cfg(feature = "gpu")]
 mod gpu;
 mod reference;
+mod unisvq;
 
 use std::borrow::Cow;
 use std::collections::HashMap;
