@@ -197,6 +197,7 @@ pub(crate) fn run(args: &QuantizeArgs) -> Result<()> {
     let reporter = Reporter {
         opening: Mutex::new((!args.quiet).then(|| opening(source.as_ref(), &plan, calibration.as_ref()))),
         progress: Arc::new(Progress::new(args.quiet, "quantizing", n_quantized)),
+        quiet: args.quiet,
         weights_done: Arc::new(AtomicU64::new(0)),
     };
     if let Some(calibration) = &mut calibration {
@@ -243,7 +244,7 @@ fn opening(source: &dyn ModelSource, plan: &Plan, calibration: Option<&Calibrati
         }
         Some(calibration) => {
             let peak = output::bytes(peak_bytes(plan, calibration));
-            text += &format!(" in at most {peak} of memory\ncalibrating on {}", record_line(&calibration.record()));
+            text += &format!(" in at most {peak} of memory; calibrating on {}", record_line(&calibration.record()));
         }
     }
     text
@@ -262,6 +263,7 @@ struct Reporter {
     /// Said before the first event, when nothing that is wrong with the command line can stop the run any more.
     opening: Mutex<Option<String>>,
     progress: Arc<Progress>,
+    quiet: bool,
     /// Weights that are finished.
     weights_done: Arc<AtomicU64>,
 }
@@ -273,10 +275,10 @@ impl Observer for Reporter {
         }
         match event {
             Event::Scanning { tensor, index, total } => self.progress.at("scanning", tensor, *index, *total, 0),
-            Event::Resumed { done, total } => {
+            Event::Resumed { done, total } if !self.quiet => {
                 output::note(&format!("going on from an interrupted run: {done} of {total} tensors are finished"));
             }
-            Event::Tuning { block } => output::note(&format!("tuning {}", printable(block))),
+            Event::Tuning { block } if !self.quiet => output::note(&format!("tuning {}", printable(block))),
             Event::Finished { tensor, index, total, weights_done, .. } => {
                 self.weights_done.store(*weights_done, Ordering::Relaxed);
                 self.progress.at("quantizing", tensor, *index, *total, *weights_done);
