@@ -32,8 +32,8 @@ pub struct ColumnOptions {
     pub outputs: RotationSpec,
     /// The step of exponent 0; for the bit-shift trellis the smallest scale.
     pub step: f32,
-    /// Of each column, below [`N_EXPONENTS`]: its step is `step` · 2^(e/4). For the bit-shift trellis the byte of each column, 255
-    /// for zeros and s otherwise for the scale `step` · 2^(s/16), or none for scales that fit the values.
+    /// Of each column, below [`N_EXPONENTS`]: its step is `step` · 2^(e/4). None for the bit-shift trellis, which fits the scale of a
+    /// column to its values.
     pub exponents: Vec<u8>,
     /// Largest spread of a column in its steps that is expected, from which the classes go down; larger ones are coded less well.
     pub reach: f32,
@@ -126,13 +126,11 @@ impl ColumnEncoder {
         if !STEPS.contains(&options.step) {
             return bad("step", options.step.to_string(), STEPS_TEXT);
         }
-        let is_shift = matches!(spec.scheme, SchemeSpec::Shift { .. });
+        let expected = if matches!(spec.scheme, SchemeSpec::Shift { .. }) { 0 } else { cols };
         let exponents = &options.exponents;
-        let (fits, in_range) =
-            (exponents.len() == cols, is_shift || exponents.iter().all(|&e| usize::from(e) < N_EXPONENTS));
-        if !(fits && in_range || is_shift && exponents.is_empty()) {
+        if exponents.len() != expected || exponents.iter().any(|&e| usize::from(e) >= N_EXPONENTS) {
             let found = format!("{} exponents up to {:?}", options.exponents.len(), options.exponents.iter().max());
-            return bad("exponents", found, "one below 16 per column");
+            return bad("exponents", found, "one below 16 per column, none for the bit-shift trellis");
         }
         let scheme = match &spec.scheme {
             SchemeSpec::Lattice { lattice, code: CodeKind::Ans, .. } => {
@@ -168,11 +166,6 @@ impl ColumnEncoder {
         })
     }
 
-    /// The byte of each column so far.
-    pub fn bytes(&self) -> &[u8] {
-        &self.bytes
-    }
-
     /// The rotation of the inputs, for rows of the matrix.
     pub fn inputs(&self) -> Option<&Rht> {
         self.rotations[0].as_ref()
@@ -204,8 +197,8 @@ impl ColumnEncoder {
         crate::matrix::check_finite(x, 1)?;
         self.left = col;
         let spread = (x.iter().map(|&v| f64::from(v) * f64::from(v)).sum::<f64>() / x.len() as f64).sqrt();
-        let exponent = self.options.exponents.get(col).copied();
-        let step = code::step(self.options.step, exponent.unwrap_or(0));
+        let exponent = self.options.exponents.get(col).copied().unwrap_or(0);
+        let step = code::step(self.options.step, exponent);
         let alpha = (spread / f64::from(step)) as f32;
         let (byte, factor) = match &mut self.scheme {
             Scheme::Lattice(_, columns) => {
@@ -216,7 +209,7 @@ impl ColumnEncoder {
                     let class = columns.class(alpha);
                     columns.push(class)?;
                     self.sums[usize::from(class)].add(x, &self.units, step);
-                    (code::pack(exponent.unwrap_or(0), class), step * code::gain(&self.gains, class))
+                    (code::pack(exponent, class), step * code::gain(&self.gains, class))
                 }
             }
             Scheme::Trellis(_, columns) => {
@@ -227,11 +220,11 @@ impl ColumnEncoder {
                     let class = columns.class(alpha);
                     columns.push(x, step, class, &mut self.units)?;
                     self.sums[usize::from(class)].add(x, &self.units, step);
-                    (code::pack(exponent.unwrap_or(0), class), step * code::gain(&self.gains, class))
+                    (code::pack(exponent, class), step * code::gain(&self.gains, class))
                 }
             }
             Scheme::Shift(header, columns) => {
-                let byte = exponent.unwrap_or_else(|| code::scale_byte(self.options.step, spread as f32));
+                let byte = code::scale_byte(self.options.step, spread as f32);
                 match byte {
                     ZERO => (ZERO, 0.0),
                     _ => {

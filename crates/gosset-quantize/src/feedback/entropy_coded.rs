@@ -4,10 +4,10 @@ use gosset_codec::{
     CodecError, CodecSpec, ColumnEncoder, ColumnOptions, EncodedMatrix, N_CLASSES, RateTarget, RotationSpec,
     gaussian_payload_bps,
 };
-use gosset_unisvq::{BlockLdl, Damped, Hessian, LdlqOptions, Round, ldlq};
+use gosset_unisvq::{BlockLdl, Hessian, LdlqOptions, Round, ldlq};
 
 use super::frame::{rotate_outputs, transposed};
-use super::{FeedbackError, FeedbackOptions, Outcome, steps};
+use super::{FeedbackError, Outcome, steps};
 
 /// A payload this near to the asked one is near enough, in bits per weight.
 const TOLERANCE_BPS: f64 = 0.003;
@@ -15,14 +15,7 @@ const TOLERANCE_BPS: f64 = 0.003;
 const MAX_SWEEPS: u32 = 7;
 
 /// Encodes the target `w`, `[rows, cols]` row-major.
-pub(super) fn encode(
-    spec: &CodecSpec,
-    w: &[f32],
-    rows: usize,
-    hessian: &Hessian,
-    (damped, ldl): (&Damped, &BlockLdl),
-    _options: &FeedbackOptions,
-) -> Outcome {
+pub(super) fn encode(spec: &CodecSpec, w: &[f32], rows: usize, hessian: &Hessian, ldl: &BlockLdl) -> Outcome {
     let cols = ldl.n();
     let RateTarget::PayloadBps(asked) = spec.target else {
         return Err(CodecError::NoAlpha { codec: spec.name() }.into());
@@ -37,7 +30,6 @@ pub(super) fn encode(
         reach: 1.0,
         gains,
     };
-    let _ = damped;
     let mut rotated = w.to_vec();
     if let Some(rht) = ColumnEncoder::new(spec, rows, cols, &options(0.0, [1.0; N_CLASSES]))?.outputs() {
         rotate_outputs(&mut rotated, rows, rht);
@@ -62,6 +54,7 @@ pub(super) fn encode(
     let mut gains = [1.0; N_CLASSES];
     let mut asked_of_curve = asked;
     let mut best: Option<(f64, EncodedMatrix)> = None;
+    let mut sweeps = 0;
     let mut out = vec![0.0; w.len()];
     for sweep in 1..=MAX_SWEEPS {
         let log_step = step_for(&predicted, asked_of_curve, largest);
@@ -79,12 +72,13 @@ pub(super) fn encode(
             best = Some((error, encoded));
         }
         gains = new_gains;
+        sweeps = sweep;
         if is_settled {
-            return best.map(|(_, encoded)| (encoded, sweep)).ok_or_else(|| unreachable!("a sweep was kept"));
+            break;
         }
     }
     let (_, encoded) = best.expect("every sweep but the first leaves something");
-    Ok((encoded, MAX_SWEEPS))
+    Ok((encoded, sweeps))
 }
 
 /// D_k, with that of an input that was never active raised to the geometric mean of the others: its weights are rounded as finely as
@@ -127,7 +121,7 @@ fn step_for(predicted: &impl Fn(f64) -> f64, asked: f64, largest: f64) -> f64 {
 
 /// The rounding rule of a column encoder.
 pub(super) struct Columns {
-    pub(super) encoder: ColumnEncoder,
+    encoder: ColumnEncoder,
     /// What went wrong first; columns after it are zero.
     error: Option<CodecError>,
 }

@@ -3,8 +3,8 @@
 //! At a fixed rate the error of a column is in proportion to its spread, and nothing can be moved to where it costs less. A rotation of
 //! the inputs makes D_k nearly the same everywhere, which is the best that equal rates can be given.
 
-use gosset_codec::{CodecError, CodecSpec, ColumnEncoder, ColumnOptions, EncodedMatrix, N_CLASSES, Rht, TileEncoder};
-use gosset_unisvq::{Hessian, LdlqOptions, RefineOptions, Round, ldlq, refine};
+use gosset_codec::{CodecError, CodecSpec, ColumnEncoder, ColumnOptions, N_CLASSES, Rht, TileEncoder};
+use gosset_unisvq::{Hessian, LdlqOptions, Round, ldlq};
 
 use super::entropy_coded::Columns;
 use super::frame::{rotate_inputs, rotate_outputs, rotated_moments};
@@ -35,27 +35,12 @@ pub(super) fn columns(
     frame.inputs().into_iter().for_each(|rht| rotate_inputs(&mut target, cols, rht));
     frame.outputs().into_iter().for_each(|rht| rotate_outputs(&mut target, rows, rht));
     columns.step = (2.0 * largest_spread(&target, rows, cols)).max(f32::MIN_POSITIVE) * 2f32.powi(-OCTAVES_BELOW);
-    let (damped, ldl) = options.damping.factor(&in_frame(hessian, frame.inputs())?, 1)?;
+    let (_, ldl) = options.damping.factor(&in_frame(hessian, frame.inputs())?, 1)?;
     let mut out = vec![0.0; w.len()];
     let mut rounder = Columns::new(ColumnEncoder::new(spec, rows, cols, &columns)?);
     ldlq(&target, rows, &ldl, LdlqOptions::default(), &mut rounder, &mut out)?;
-    // With the same scales the string of a column that was found before is among those that are searched again.
-    columns.exponents = rounder.encoder.bytes().to_vec();
-    let mut best = rounder.finish()?.0;
-    let mut sweeps = 1;
-    for _ in 0..options.passes {
-        // Every column is written anew, so that strings and reconstructions stay together.
-        let once = RefineOptions { only_better: false, ..RefineOptions::new(1) };
-        let mut rounder = Columns::new(ColumnEncoder::new(spec, rows, cols, &columns)?);
-        let report = refine(&target, rows, &damped, 1, once, &mut rounder, &mut out)?;
-        sweeps += 1;
-        let encoded: EncodedMatrix = rounder.finish()?.0;
-        if report.passes.iter().any(|&after| after >= report.start) {
-            break;
-        }
-        best = encoded;
-    }
-    Ok((best, sweeps))
+    // Re-tuning passes were tried: against all other columns fixed, a new search gains 0.1 to 0.4 %, in the time of the first.
+    Ok((rounder.finish()?.0, 1))
 }
 
 /// The largest spread of a column.

@@ -13,6 +13,8 @@ mod entropy_coded;
 mod fixed_rate;
 mod frame;
 mod steps;
+#[cfg(test)]
+mod tests;
 
 use gosset_codec::{CodeKind, CodecError, CodecSpec, DecodeScratch, EncodedMatrix, MatRef, SchemeSpec, ShiftOrderKind};
 use gosset_unisvq::{Damped, DampingMethod, DampingReport, DampingSpec, UniSvqError, drift_target, relative_proxy};
@@ -29,13 +31,11 @@ pub struct FeedbackOptions {
     pub damping: DampingSpec,
     /// Share of the correction for inputs that come from a quantized prefix: 0 for none, 1 for all of it.
     pub drift: f64,
-    /// Passes over all columns that re-tune them to each other once they are rounded.
-    pub passes: u32,
 }
 
 impl Default for FeedbackOptions {
     fn default() -> Self {
-        Self { damping: DampingSpec::default(), drift: 1.0, passes: 1 }
+        Self { damping: DampingSpec::default(), drift: 1.0 }
     }
 }
 
@@ -142,7 +142,7 @@ pub fn encode(
             fixed_rate::tiles(spec, &target, rows, &moments.hessian, options)
         }
         SchemeSpec::Shift { .. } => fixed_rate::columns(spec, &target, rows, &moments.hessian, options),
-        _ => entropy_coded::encode(spec, &target, rows, &moments.hessian, (&natural, &ldl), options),
+        _ => entropy_coded::encode(spec, &target, rows, &moments.hessian, &ldl),
     };
     match outcome {
         Ok((encoded, sweeps)) => {

@@ -1,0 +1,214 @@
+//! Laws of feedback on matrices whose inputs are known.
+
+use std::sync::Arc;
+
+use gosset_codec::{CodecSpec, DecodeScratch, EncodedMatrix, MatRef, calibrate};
+use gosset_unisvq::{DampingMethod, Hessian, HessianAccumulator, relative_proxy};
+
+use super::{FeedbackOptions, FeedbackReport, encode, is_supported};
+use crate::InputMoments;
+
+/// One codec of each way through the code.
+const CODECS: [&str; 5] = ["e8@3", "d4@2", "trellis-64@3", "shift-12@3", "shift-12@2"];
+
+/// Inputs with a wide spectrum, mixed, and one that is far larger than the others.
+fn inputs(tokens: usize, n: usize, seed: u64) -> Vec<f32> {
+    let noise = calibrate::gaussian(tokens * n, seed);
+    let mut x = vec![0.0; tokens * n];
+    for (x, noise) in x.chunks_mut(n).zip(noise.chunks(n)) {
+        let mut carried = 0.0f32;
+        for (j, (x, noise)) in x.iter_mut().zip(noise).enumerate() {
+            carried = 0.9 * carried + noise;
+            *x = if j == 5 { 30.0 * noise } else { carried };
+        }
+    }
+    x
+}
+
+fn moments(x: &[f32], n: usize) -> InputMoments {
+    let mut sums = HessianAccumulator::new(n).unwrap();
+    sums.add(x).unwrap();
+    of_hessian(sums.finish().unwrap())
+}
+
+fn of_hessian(hessian: Hessian) -> InputMoments {
+    let dead_inputs = hessian.dead_inputs() as u64;
+    InputMoments { hessian: Arc::new(hessian), drift: None, dead_inputs }
+}
+
+fn with_feedback(
+    codec: &str,
+    w: &[f32],
+    (rows, cols): (usize, usize),
+    moments: &InputMoments,
+) -> (EncodedMatrix, FeedbackReport, Vec<f32>) {
+    let spec = CodecSpec::parse(codec).unwrap();
+    let (encoded, report) = encode(&spec, w, rows, cols, moments, &FeedbackOptions::default()).unwrap();
+    let decoded = decode(&encoded, w.len());
+    (encoded, report, decoded)
+}
+
+fn decode(encoded: &EncodedMatrix, len: usize) -> Vec<f32> {
+    let decoder = encoded.decoder().unwrap();
+    let mut decoded = vec![f32::NAN; len];
+    decoder.decode_rows(0..decoder.rows(), &mut decoded, &mut DecodeScratch::new()).unwrap();
+    decoded
+}
+
+fn alone(codec: &str, w: &[f32], rows: usize, cols: usize) -> Vec<f32> {
+    let codec = CodecSpec::parse(codec).unwrap().check().unwrap();
+    decode(&codec.encode(MatRef::new(w, rows, cols).unwrap()).unwrap(), w.len())
+}
+
+#[test]
+fn feedback_halves_the_error_of_outputs_at_the_same_payload() {
+    let (rows, cols) = (256, 192);
+    let w = calibrate::gaussian(rows * cols, 1);
+    let moments = moments(&inputs(2000, cols, 2), cols);
+    let h = moments.hessian.as_slice();
+    for codec in CODECS.into_iter().chain(["shift-12@4"]) {
+        let (encoded, report, decoded) = with_feedback(codec, &w, (rows, cols), &moments);
+        let (found, before) =
+            (relative_proxy(&w, &decoded, rows, h), relative_proxy(&w, &alone(codec, &w, rows, cols), rows, h));
+        assert!(found < 0.5 * before, "{codec}: {found} after {before}");
+        assert_eq!(report.simpler, None, "{codec}");
+        // What the codec alone would have cost is known without encoding.
+        assert!((report.plain / before - 1.0).abs() < 0.15, "{codec}: {} {before}", report.plain);
+        let asked: f64 = codec.split_once('@').unwrap().1.parse().unwrap();
+        assert!((encoded.rate().payload_bps() - asked).abs() < 0.01, "{codec}: {}", report.payload_bps);
+        assert_eq!(encoded.rate().payload_bps(), report.payload_bps);
+    }
+}
+
+#[test]
+fn tiles_gain_less_but_gain() {
+    let (rows, cols) = (64, 128);
+    let w = calibrate::gaussian(rows * cols, 1);
+    let moments = moments(&inputs(2000, cols, 2), cols);
+    let mut spec = CodecSpec::parse("shift-16-tiles@2").unwrap();
+    let gosset_codec::SchemeSpec::Shift { state_bits, .. } = &mut spec.scheme else { panic!() };
+    *state_bits = 12;
+    let (encoded, report) = encode(&spec, &w, rows, cols, &moments, &FeedbackOptions::default()).unwrap();
+    assert!(encoded.header.columns.is_none(), "tiles keep their form");
+    assert!(report.proxy < 0.6 * report.plain, "{report:?}");
+    let codec = spec.check().unwrap().encode(MatRef::new(&w, rows, cols).unwrap()).unwrap();
+    assert_eq!(encoded.rate(), codec.rate());
+}
+
+#[test]
+fn without_correlations_feedback_does_nothing() {
+    let (rows, cols) = (128, 40);
+    let w = calibrate::gaussian(rows * cols, 3);
+    let identity = of_hessian(Hessian::identity(cols).unwrap());
+    for codec in ["e8@3", "d4@2", "trellis-64@3"] {
+        let (_, report, decoded) = with_feedback(codec, &w, (rows, cols), &identity);
+        let before = relative_proxy(&w, &alone(codec, &w, rows, cols), rows, identity.hessian.as_slice());
+        let found = relative_proxy(&w, &decoded, rows, identity.hessian.as_slice());
+        assert!((found / before - 1.0).abs() < 0.15, "{codec}: {found} {before} {:?}", report.simpler);
+    }
+}
+
+#[test]
+fn any_number_of_threads_gives_the_same_bytes() {
+    let (rows, cols) = (192, 96);
+    let w = calibrate::gaussian(rows * cols, 5);
+    let moments = moments(&inputs(500, cols, 6), cols);
+    for codec in CODECS {
+        let of = |n| {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(n).build().unwrap();
+            pool.install(|| with_feedback(codec, &w, (rows, cols), &moments).0)
+        };
+        let one = of(1);
+        assert!(one == of(2) && one == of(7), "{codec}");
+    }
+}
+
+#[test]
+fn g01_moments_that_cannot_be_factored_end_in_plain_rounding_with_a_reason() {
+    let (rows, cols) = (64, 64);
+    let w = calibrate::gaussian(rows * cols, 5);
+    let mut twice = inputs(400, cols, 8);
+    twice.chunks_mut(cols).for_each(|x| x[9] = x[8]);
+    let spread: Vec<f64> = (0..cols * cols)
+        .map(|i| if i % (cols + 1) == 0 { 10f64.powf(24.0 * (i / cols) as f64 / 63.0 - 12.0) } else { 0.0 })
+        .collect();
+    let cases = [
+        ("four tokens", moments(&inputs(4, cols, 7), cols), true),
+        ("no activity", of_hessian(Hessian::new(cols, vec![0.0; cols * cols], 9).unwrap()), false),
+        ("two inputs alike", moments(&twice, cols), true),
+        ("24 decades", of_hessian(Hessian::new(cols, spread, 9).unwrap()), true),
+    ];
+    for (case, moments, is_damped) in cases {
+        for codec in CODECS {
+            let (_, report, decoded) = with_feedback(codec, &w, (rows, cols), &moments);
+            assert_eq!(report.damping.method == DampingMethod::Damped, is_damped, "{case}, {codec}");
+            assert_eq!(report.simpler.is_some(), !is_damped || report.proxy == report.plain, "{case}, {codec}");
+            assert!(
+                decoded.iter().all(|v| v.is_finite()) && report.proxy <= report.plain,
+                "{case}, {codec}: {report:?}"
+            );
+        }
+    }
+    let (_, report, _) = with_feedback(
+        "e8@3",
+        &calibrate::gaussian(64, 1),
+        (64, 1),
+        &of_hessian(Hessian::new(1, vec![2.0], 9).unwrap()),
+    );
+    assert!(report.proxy < 0.1, "{report:?}");
+}
+
+#[test]
+fn g03_weights_of_unseen_inputs_are_rounded_as_finely_as_others() {
+    let (rows, cols) = (128, 64);
+    let w = calibrate::gaussian(rows * cols, 5);
+    let unseen = |col: usize| col % 6 == 1;
+    let mut x = inputs(1000, cols, 8);
+    x.chunks_mut(cols).for_each(|x| (0..cols).filter(|&col| unseen(col)).for_each(|col| x[col] = 0.0));
+    let moments = moments(&x, cols);
+    assert_eq!(moments.dead_inputs, 11);
+    for codec in CODECS {
+        let (_, report, decoded) = with_feedback(codec, &w, (rows, cols), &moments);
+        assert_eq!(report.damping.dead_inputs, 11, "{codec}");
+        let plain = alone(codec, &w, rows, cols);
+        let error = |decoded: &[f32]| {
+            let of = |(i, (a, b)): (usize, (&f32, &f32))| if unseen(i % cols) { f64::from(a - b).powi(2) } else { 0.0 };
+            w.iter().zip(decoded).enumerate().map(of).sum::<f64>()
+        };
+        // Twice the squared error is one step of the water filling, 3 dB.
+        assert!(error(&decoded) < 2.0 * error(&plain), "{codec}: {} {}", error(&decoded), error(&plain));
+    }
+}
+
+#[test]
+fn drift_moves_outputs_towards_those_of_the_unquantized_model() {
+    let (rows, cols, tokens) = (64, 64, 4000);
+    let w = calibrate::gaussian(rows * cols, 5);
+    let x = inputs(tokens, cols, 8);
+    // The quantized prefix shrinks inputs and adds noise.
+    let noise = calibrate::gaussian(tokens * cols, 9);
+    let seen: Vec<f32> = x.iter().zip(&noise).map(|(x, noise)| 0.8 * x + 0.3 * noise).collect();
+    let mut drifted = moments(&seen, cols);
+    let mut cross = gosset_unisvq::CrossAccumulator::new(cols).unwrap();
+    cross.add(&x, &seen).unwrap();
+    let outputs = |w: &[f32], x: &[f32]| -> Vec<f32> {
+        let dot = |x: &[f32], w: &[f32]| x.iter().zip(w).map(|(x, w)| x * w).sum();
+        x.chunks(cols).flat_map(|x| w.chunks(cols).map(move |w| dot(x, w))).collect()
+    };
+    let expected = outputs(&w, &x);
+    let error = |moments: &InputMoments| {
+        let found = outputs(&with_feedback("e8@4", &w, (rows, cols), moments).2, &seen);
+        expected.iter().zip(found).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>()
+    };
+    let without = error(&drifted);
+    drifted.drift = Some(Arc::new(cross.finish().unwrap()));
+    let with = error(&drifted);
+    assert!(with < 0.5 * without, "{with} {without}");
+}
+
+#[test]
+fn codecs_that_have_no_form_with_feedback_are_known() {
+    for (codec, expected) in [("e8-rice@3", false), ("e8@3", true), ("shift-16-tiles@2", true), ("trellis-8@2", true)] {
+        assert_eq!(is_supported(&CodecSpec::parse(codec).unwrap().scheme), expected, "{codec}");
+    }
+}
