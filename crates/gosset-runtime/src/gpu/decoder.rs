@@ -93,7 +93,7 @@ impl GpuDecoder {
         let optional = |name: String| weights.shape(&name).map(|_| vector(&name)).transpose();
         let mut stack = |names: &[String]| Stack::load(gpu, weights, names, options.dense, &mut notes);
         let embedding = match weights.stored(EMBEDDING)? {
-            Stored::Coded(_) => {
+            Stored::Coded(_) | Stored::UniSvq(_) => {
                 let rows = Arc::new(weights.linear(EMBEDDING, None)?);
                 let head = tied.then(|| stack(&[EMBEDDING.to_owned()])).transpose()?;
                 Table::Host { rows, head }
@@ -647,7 +647,7 @@ fn gather(
             DenseWeights::F16(w) => embed(gpu, stream, w.as_slice(), tokens, cols, x),
             DenseWeights::Bf16(w) => embed(gpu, stream, w.as_slice(), tokens, cols, x),
         },
-        DeviceLinear::Shift(_) | DeviceLinear::Rice { .. } => {
+        DeviceLinear::Shift(_) | DeviceLinear::Rice { .. } | DeviceLinear::UniSvq(_) => {
             Err(CudaError::Unsupported { op: "rows of an embedding", what: "a coded table".to_owned() })
         }
     }

@@ -5,13 +5,15 @@ use std::borrow::Cow;
 use gosset_codec::{
     CodeHeader, DecodeScratch, LatticeHeader, MatrixHeader, Plane, PlaneData, RotationHeader, SchemeHeader,
 };
-use gosset_container::CodedTensor;
+use gosset_container::{CodedTensor, UniSvqTensor};
 use gosset_cuda::launch::model::{DenseElement, ROTATED_TILE, Rows, dense, dense_strided};
 use gosset_cuda::launch::rht::{DeviceRht, RhtOutput};
 use gosset_cuda::launch::rice::{MAX_BATCH as RICE_BATCH, RiceMatrix};
 use gosset_cuda::launch::rice_planes::{RicePlanes, RiceScratch};
 use gosset_cuda::launch::shift::ShiftMatrix;
+use gosset_cuda::launch::unisvq::{DeviceUniSvq, UniSvqNeeds, UniSvqWorkspace};
 use gosset_cuda::{Buffer, CudaError, DevSlice, DevSliceMut, Gpu, StreamRef};
+use gosset_unisvq::UniSvqDecoder;
 use half::{bf16, f16};
 use rayon::prelude::*;
 
@@ -51,6 +53,8 @@ pub(crate) enum DeviceLinear {
         matrix: RiceWeights,
         rotation: Option<Box<DeviceRht>>,
     },
+    /// Affine-grid codes; products rotate both sides.
+    UniSvq(Box<DeviceUniSvq>),
 }
 
 /// Rice codes in one of the layouts that products take.
@@ -93,6 +97,7 @@ pub(crate) struct Workspace {
     /// Dequantized rows.
     chunk: Buffer<f32>,
     rice: RiceScratch,
+    unisvq: UniSvqWorkspace,
 }
 
 /// Sizes of a [`Workspace`].
@@ -104,6 +109,8 @@ pub(crate) struct Needs {
     chunk_len: usize,
     /// Sums and counters of products with Rice codes.
     rice: (usize, usize),
+    /// Most rows and columns of matrices of affine-grid codes.
+    unisvq: (usize, usize),
 }
 
 impl Needs {
@@ -113,13 +120,21 @@ impl Needs {
             rotated_cols: self.rotated_cols.max(other.rotated_cols),
             chunk_len: self.chunk_len.max(other.chunk_len),
             rice: (self.rice.0.max(other.rice.0), self.rice.1.max(other.rice.1)),
+            unisvq: (self.unisvq.0.max(other.unisvq.0), self.unisvq.1.max(other.unisvq.1)),
         }
     }
 
     /// Bytes of a workspace for `rows` rows.
     pub(crate) fn bytes(self, rows: usize) -> u64 {
         let chunk = if rows > 1 { self.chunk_len } else { 0 };
-        4 * (rows * self.rotated_cols + chunk + self.rice.0 + self.rice.1) as u64
+        4 * (rows * self.rotated_cols + chunk + self.rice.0 + self.rice.1) as u64 + self.unisvq(rows).bytes()
+    }
+
+    fn unisvq(self, rows: usize) -> UniSvqNeeds {
+        match self.unisvq {
+            (0, _) => UniSvqNeeds::default(),
+            (outputs, inputs) => UniSvqNeeds::new(outputs, inputs, rows),
+        }
     }
 }
 
@@ -127,7 +142,10 @@ impl Workspace {
     /// For activations of `rows` rows.
     pub(crate) fn new(gpu: &Gpu, needs: Needs, rows: usize) -> Result<Self, CudaError> {
         let chunk = if rows > 1 { needs.chunk_len } else { 0 };
+        let mut unisvq = UniSvqWorkspace::new();
+        unisvq.reserve(gpu, needs.unisvq(rows))?;
         Ok(Self {
+            unisvq,
             rotated: gpu.alloc(rows * needs.rotated_cols)?,
             chunk: gpu.alloc(chunk)?,
             rice: RiceScratch::of_len(gpu, needs.rice.0, needs.rice.1)?,
@@ -135,7 +153,7 @@ impl Workspace {
     }
 
     pub(crate) fn bytes(&self) -> u64 {
-        (self.rotated.bytes() + self.chunk.bytes()) as u64 + self.rice.device_bytes()
+        (self.rotated.bytes() + self.chunk.bytes()) as u64 + self.rice.device_bytes() + self.unisvq.bytes()
     }
 }
 
@@ -145,6 +163,7 @@ impl DeviceLinear {
             Self::Dense { rows, .. } => *rows,
             Self::Shift(matrix) => matrix.rows(),
             Self::Rice { matrix, .. } => matrix.rows(),
+            Self::UniSvq(matrix) => matrix.rows(),
         }
     }
 
@@ -154,6 +173,7 @@ impl DeviceLinear {
             Self::Dense { cols, .. } => *cols,
             Self::Shift(matrix) => matrix.cols(),
             Self::Rice { matrix, .. } => matrix.cols(),
+            Self::UniSvq(matrix) => matrix.cols(),
         }
     }
 
@@ -164,6 +184,7 @@ impl DeviceLinear {
             Self::Rice { matrix, rotation } => {
                 matrix.device_bytes() + rotation.as_ref().map_or(0, |rht| 4 * rht.words().len() as u64)
             }
+            Self::UniSvq(matrix) => matrix.bytes() as u64,
         }
     }
 
@@ -173,7 +194,7 @@ impl DeviceLinear {
         let stored = Stored::Coded(tensor.clone());
         match stored.form(DenseType::F32) {
             form @ (Form::Shift | Form::Rice) => upload_coded(gpu, form, &stored).map(Some),
-            Form::F32 | Form::F16 | Form::Bf16 => Ok(None),
+            Form::UniSvq | Form::F32 | Form::F16 | Form::Bf16 => Ok(None),
         }
     }
 
@@ -190,8 +211,10 @@ impl DeviceLinear {
                     RiceWeights::Streams(_) => (0, 0),
                     RiceWeights::Planes(matrix) => matrix.scratch_len(RICE_BATCH),
                 };
-                Needs { rotated_cols: rotation.as_ref().map_or(0, |_| matrix.cols()), chunk_len: 0, rice }
+                let rotated_cols = rotation.as_ref().map_or(0, |_| matrix.cols());
+                Needs { rotated_cols, rice, ..Needs::default() }
             }
+            Self::UniSvq(matrix) => Needs { unisvq: (matrix.rows(), matrix.cols()), ..Needs::default() },
         }
     }
 
@@ -263,6 +286,7 @@ impl DeviceLinear {
                 }
                 Ok(())
             }
+            Self::UniSvq(matrix) => matrix.product(stream, x, batch, y, &mut ws.unisvq),
         }
     }
 }
@@ -307,6 +331,8 @@ enum Form {
     Shift,
     /// As it is coded.
     Rice,
+    /// As it is coded.
+    UniSvq,
 }
 
 /// Matrices with the same input, whose results lie side by side: `[n, sum of rows]` where they could be joined, else one after
@@ -324,11 +350,11 @@ pub(crate) struct Stack {
 #[derive(Debug, Default)]
 pub(crate) struct LoadNotes {
     /// Codec, matrices, coded bytes, bytes on the device.
-    decoded: Vec<(&'static str, usize, u64, u64)>,
+    decoded: Vec<(String, usize, u64, u64)>,
 }
 
 impl LoadNotes {
-    fn add(&mut self, codec: &'static str, coded: u64, device: u64) {
+    fn add(&mut self, codec: String, coded: u64, device: u64) {
         match self.decoded.iter_mut().find(|(name, ..)| *name == codec) {
             Some((_, n, c, d)) => (*n, *c, *d) = (*n + 1, *c + coded, *d + device),
             None => self.decoded.push((codec, 1, coded, device)),
@@ -338,7 +364,7 @@ impl LoadNotes {
     /// One line per codec.
     pub(crate) fn lines(&self) -> Vec<String> {
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
-        let line = |(codec, n, coded, device): &(&str, usize, u64, u64)| {
+        let line = |(codec, n, coded, device): &(String, usize, u64, u64)| {
             format!(
                 "{n} matrices of {codec} are decoded on the device, which has no product for this codec: {:.1} MiB instead of {:.1} MiB",
                 mib(*device),
@@ -362,8 +388,14 @@ impl Stack {
         let widths: Vec<usize> = stored.iter().map(Stored::rows).collect();
         let forms: Vec<Form> = stored.iter().map(|s| s.form(dense)).collect();
         for (tensor, form) in stored.iter().zip(&forms) {
-            if let (Stored::Coded(coded), Form::F32 | Form::F16 | Form::Bf16) = (tensor, form) {
-                notes.add(coded.header().codec_name(), coded.n_bytes(), tensor.device_bytes(dense));
+            match (tensor, form) {
+                (Stored::Coded(coded), Form::F32 | Form::F16 | Form::Bf16) => {
+                    notes.add(coded.header().codec_name().to_owned(), coded.n_bytes(), tensor.device_bytes(dense));
+                }
+                (Stored::UniSvq(coded), Form::F32 | Form::F16 | Form::Bf16) => {
+                    notes.add(coded.header().name(), coded.n_bytes(), tensor.device_bytes(dense));
+                }
+                _ => {}
             }
         }
         let same = forms.iter().all(|f| *f == forms[0]);
@@ -371,6 +403,7 @@ impl Stack {
             Form::Shift if same && let Some((header, planes)) = join_shift(&stored) => {
                 vec![DeviceLinear::Shift(Box::new(ShiftMatrix::new(gpu, &header, &planes)?))]
             }
+            Form::UniSvq if same && let Some(joined) = join_unisvq(gpu, &stored)? => vec![joined],
             Form::F32 | Form::F16 | Form::Bf16 if same => {
                 vec![upload(gpu, forms[0], &stored.iter().collect::<Vec<_>>())?]
             }
@@ -395,7 +428,7 @@ impl Stack {
             return None;
         }
         match self.only() {
-            DeviceLinear::Dense { .. } => None,
+            DeviceLinear::Dense { .. } | DeviceLinear::UniSvq(_) => None,
             DeviceLinear::Shift(matrix) => matrix.rotation().map(DeviceRht::words),
             DeviceLinear::Rice { rotation, .. } => rotation.as_deref().map(DeviceRht::words),
         }
@@ -473,6 +506,7 @@ impl Stored<'_> {
     fn rows(&self) -> usize {
         match self {
             Stored::Coded(coded) => coded.header().rows as usize,
+            Stored::UniSvq(coded) => coded.header().rows as usize,
             Stored::Rows { rows, .. } => *rows,
         }
     }
@@ -480,6 +514,7 @@ impl Stored<'_> {
     fn cols(&self) -> usize {
         match self {
             Stored::Coded(coded) => coded.header().cols as usize,
+            Stored::UniSvq(coded) => coded.header().cols as usize,
             Stored::Rows { cols, .. } => *cols,
         }
     }
@@ -487,12 +522,20 @@ impl Stored<'_> {
     fn rotation(&self) -> Option<&RotationHeader> {
         match self {
             Stored::Coded(coded) => Some(&coded.header().rotation),
-            Stored::Rows { .. } => None,
+            Stored::UniSvq(_) | Stored::Rows { .. } => None,
         }
     }
 
     fn form(&self, dense: DenseType) -> Form {
-        if let Stored::Coded(coded) = self {
+        if let Stored::UniSvq(coded) = self
+            && DeviceUniSvq::takes(coded.header())
+        {
+            return Form::UniSvq;
+        }
+        // Columns that are coded one by one are decoded as they are loaded.
+        if let Stored::Coded(coded) = self
+            && coded.header().columns.is_none()
+        {
             match &coded.header().scheme {
                 SchemeHeader::Shift(_) => return Form::Shift,
                 SchemeHeader::Lattice(LatticeHeader { code: CodeHeader::Rice { .. }, .. }) => return Form::Rice,
@@ -510,6 +553,7 @@ impl Stored<'_> {
     pub(crate) fn needs(&self) -> Needs {
         match self {
             Stored::Rows { .. } => Needs::default(),
+            Stored::UniSvq(_) => Needs { unisvq: (self.rows(), self.cols()), ..Needs::default() },
             Stored::Coded(_) => {
                 let (rows, cols) = (self.rows(), self.cols());
                 Needs { rotated_cols: cols, chunk_len: chunk_rows(rows, cols) * cols, ..Needs::default() }
@@ -521,6 +565,7 @@ impl Stored<'_> {
     pub(crate) fn device_bytes(&self, dense: DenseType) -> u64 {
         let size = match (self.form(dense), self) {
             (Form::Shift | Form::Rice, Stored::Coded(coded)) => return coded.n_bytes(),
+            (Form::UniSvq, Stored::UniSvq(coded)) => return coded.n_bytes(),
             (Form::F32, _) => 4,
             _ => 2,
         };
@@ -534,6 +579,10 @@ fn upload(gpu: &Gpu, form: Form, group: &[&Stored<'_>]) -> Result<DeviceLinear, 
     let rows = group.iter().map(|s| s.rows()).sum::<usize>();
     let weights = match form {
         Form::Shift | Form::Rice => return upload_coded(gpu, form, group[0]),
+        Form::UniSvq => {
+            let Stored::UniSvq(coded) = group[0] else { unreachable!("only affine-grid codes have that form") };
+            return Ok(DeviceLinear::UniSvq(Box::new(DeviceUniSvq::new(gpu, &coded.decoder()?)?)));
+        }
         Form::F32 => DenseWeights::F32(gpu.upload(&convert::<f32>(group, cols)?)?),
         Form::F16 => DenseWeights::F16(gpu.upload(&convert::<f16>(group, cols)?)?),
         Form::Bf16 => DenseWeights::Bf16(gpu.upload(&convert::<bf16>(group, cols)?)?),
@@ -564,6 +613,23 @@ fn upload_coded(gpu: &Gpu, form: Form, stored: &Stored<'_>) -> Result<DeviceLine
     Ok(DeviceLinear::Rice { matrix, rotation })
 }
 
+/// Matrices of affine-grid codes on top of each other, if they read one activation in one frame through one map.
+fn join_unisvq(gpu: &Gpu, stored: &[Stored<'_>]) -> Result<Option<DeviceLinear>, RuntimeError> {
+    let coded: Vec<&UniSvqTensor> = stored
+        .iter()
+        .filter_map(|s| match s {
+            Stored::UniSvq(coded) => Some(coded),
+            Stored::Coded(_) | Stored::Rows { .. } => None,
+        })
+        .collect();
+    let decoders = coded.iter().map(|coded| coded.decoder()).collect::<Result<Vec<_>, _>>()?;
+    let parts: Vec<&UniSvqDecoder<'_>> = decoders.iter().collect();
+    if parts.len() < stored.len() || !DeviceUniSvq::join(&parts) {
+        return Ok(None);
+    }
+    Ok(Some(DeviceLinear::UniSvq(Box::new(DeviceUniSvq::joined(gpu, &parts)?))))
+}
+
 /// Shift-coded matrices on top of each other, as one coded matrix: strings of rows, or of blocks of 16 rows, follow each other.
 ///
 /// `None` if they differ in more than their rows, or if blocks would straddle two matrices.
@@ -572,7 +638,7 @@ fn join_shift(stored: &[Stored<'_>]) -> Option<(MatrixHeader, Vec<Plane<'static>
         .iter()
         .map(|s| match s {
             Stored::Coded(coded) => Some(coded),
-            Stored::Rows { .. } => None,
+            Stored::UniSvq(_) | Stored::Rows { .. } => None,
         })
         .collect::<Option<_>>()?;
     let (first, last) = (coded.first()?.header(), coded.last()?.header());
@@ -617,6 +683,13 @@ fn convert<T: DenseElement>(group: &[&Stored<'_>], cols: usize) -> Result<Vec<T>
         match stored {
             Stored::Rows { read, .. } => convert_rows(to, cols, 1, |range, out, _| read(range, out))?,
             Stored::Coded(coded) => convert_coded(coded, to, cols)?,
+            Stored::UniSvq(coded) => {
+                let decoder = coded.decoder()?;
+                convert_rows(to, cols, decoder.row_block(), |range, out, _| {
+                    decoder.decode_rows(range, out);
+                    Ok(())
+                })?;
+            }
         }
     }
     Ok(out)
