@@ -290,6 +290,9 @@ pub enum RuntimeError {
     /// A container could not be opened or a part of it is damaged.
     #[error(transparent)]
     Container(#[from] gosset_container::ContainerError),
+    /// A matrix of the affine grid.
+    #[error(transparent)]
+    Grid(#[from] gosset_unisvq::UniSvqError),
     /// A coded matrix could not be decoded.
     #[error(transparent)]
     Codec(#[from] gosset_codec::CodecError),

@@ -55,6 +55,7 @@ mod tensor;
 #[cfg(test)]
 mod tests;
 pub mod text;
+pub mod tune;
 mod unisvq;
 mod trees;
 mod weights;

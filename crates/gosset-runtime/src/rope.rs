@@ -83,6 +83,16 @@ pub(crate) struct RopeTable {
 }
 
 impl RopeTable {
+    /// Cosines, `[positions, head_dim / 2]`.
+    pub(crate) fn cos(&self) -> &[f32] {
+        &self.cos
+    }
+
+    /// Sines, `[positions, head_dim / 2]`.
+    pub(crate) fn sin(&self) -> &[f32] {
+        &self.sin
+    }
+
     /// Writes `scale` times the rotated `head` (one head at `position`) to `out`.
     ///
     /// Coordinates `i` and `i + head_dim / 2` are a pair.

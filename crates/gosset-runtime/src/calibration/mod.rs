@@ -38,12 +38,16 @@ mod text;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use gosset_quantize::{Activations, CalibrationRecord, InputMoments, ModelSource, QuantizeError, TensorInfo};
+use gosset_quantize::{
+    Activations, CalibrationRecord, InputMoments, ModelSource, QuantizeError, TensorInfo, TunedBlock,
+};
+use gosset_unisvq::UniSvqMatrix;
 
 use crate::config::ModelConfig;
 use crate::error::RuntimeError;
 use crate::models::EMBEDDING;
 use crate::text::Tokenizer;
+use crate::tune::{TuneData, TuneOptions, tune_block};
 use crate::weights::{SourceWeights, check};
 use cache::{CacheKey, HessianCache};
 pub use layer_input::{InputCoverage, LayerInput};
@@ -103,6 +107,7 @@ pub struct Calibration<'a> {
     held: Vec<(usize, LayerInput, InputMoments)>,
     plain: Option<PlainStream>,
     prefix: PrefixState,
+    tune_options: TuneOptions,
 }
 
 /// The two streams, which cannot be started again once tensors were replaced.
@@ -182,6 +187,7 @@ impl<'a> Calibration<'a> {
             held: Vec::new(),
             plain: None,
             prefix: PrefixState::NotStarted,
+            tune_options: TuneOptions::default(),
         })
     }
 
@@ -244,11 +250,13 @@ impl<'a> Calibration<'a> {
         self.stream_bytes(1) + layer + pass + sums + stored + LIBRARIES
     }
 
-    /// Bytes that a run which tunes takes in addition: the two streams, the targets, and the layer as it became.
+    /// Bytes that a run which tunes takes in addition: the two streams, the targets, the layer as it became, and
+    /// the graph of one sequence.
     #[must_use]
     pub fn expected_tuning_bytes(&self) -> u64 {
         let streams = if self.record.sequential { 1 } else { 3 };
-        self.stream_bytes(streams) + 3 * self.runner.layer_bytes()
+        // Codes in f32 are a layer; the graph of one sequence and its gradients are about eight times the intermediate results.
+        self.stream_bytes(streams + 1) + 4 * self.runner.layer_bytes() + 8 * self.runner.pass_bytes()
     }
 
     fn stream_bytes(&self, n: u64) -> u64 {
@@ -349,9 +357,11 @@ impl<'a> Calibration<'a> {
                 });
             }
         };
-        let result = work(&mut prefix, &self.runner, &mut self.reporter)?;
-        self.prefix = PrefixState::Running(prefix);
-        Ok(result)
+        let result = work(&mut prefix, &self.runner, &mut self.reporter);
+        if !prefix.is_half_done() {
+            self.prefix = PrefixState::Running(prefix);
+        }
+        result
     }
 
     /// Inputs of the block at hand from the quantized prefix, `[tokens, hidden]`: sequences of [`window`](Self::window) tokens after
@@ -362,6 +372,27 @@ impl<'a> Calibration<'a> {
             PrefixState::Running(prefix) => Some(prefix.inputs()),
             _ => None,
         }
+    }
+
+    /// Has blocks tuned in another way than [`TuneOptions::default`].
+    pub fn set_tune_options(&mut self, options: TuneOptions) {
+        self.tune_options = options;
+    }
+
+    /// Tunes the matrices of one layer to [`block_targets`](Self::block_targets) on [`block_inputs`](Self::block_inputs).
+    fn tune_layer(
+        &mut self,
+        layer: usize,
+        matrices: &mut [(&str, &mut UniSvqMatrix)],
+    ) -> Result<Option<TunedBlock>, RuntimeError> {
+        let targets = self.block_targets(layer)?;
+        let options = self.tune_options;
+        self.with_prefix(|prefix, runner, reporter| {
+            let data = TuneData { inputs: prefix.inputs(), targets: &targets, window: runner.sequences.window };
+            let weights = runner.weights_with(prefix.replaced());
+            let mut at = |sequence| reporter.at(Pass::Tuning, layer, sequence);
+            tune_block(&runner.config, &weights, layer, matrices, data, &options, &mut at)
+        })
     }
 
     /// Moves to the block of `layer`, and gives the outputs of the unquantized block in the unquantized model, `[tokens, hidden]`.
@@ -444,6 +475,13 @@ impl Activations for Calibration<'_> {
             // What comes after the layers feeds none of them.
             None => Ok(()),
         }
+    }
+
+    fn tune(&mut self, block: &mut [(&str, &mut UniSvqMatrix)]) -> Result<Option<TunedBlock>, QuantizeError> {
+        let n_layers = self.runner.config.n_layers;
+        let place = block.first().and_then(|(name, _)| LinearPlace::of(name, n_layers));
+        let Some(LinearPlace { layer, .. }) = place else { return Ok(None) };
+        self.tune_layer(layer, block).map_err(quantize_error)
     }
 
     fn is_sequential(&self) -> bool {

@@ -23,18 +23,30 @@ pub(super) struct Prefix {
     replaced: Replaced,
     /// Whether the first layer reads the same in both streams.
     same_embedding: bool,
+    /// Whether a pass ended early, with some sequences before the layer and others after it.
+    half_done: bool,
 }
 
 impl Prefix {
     /// Before the first layer, where both streams are the same.
     pub(super) fn new(runner: &Runner<'_>) -> Result<Self, RuntimeError> {
         let x = runner.embed()?;
-        Ok(Self { layer: 0, x_hat: x.clone(), x, replaced: Replaced::new(), same_embedding: true })
+        Ok(Self { layer: 0, x_hat: x.clone(), x, replaced: Replaced::new(), same_embedding: true, half_done: false })
+    }
+
+    /// Whether a pass over a layer ended early: then nothing more can be made of the streams.
+    pub(super) fn is_half_done(&self) -> bool {
+        self.half_done
     }
 
     /// Inputs of the layer from the quantized prefix, `[tokens, hidden]`.
     pub(super) fn inputs(&self) -> &[f32] {
         &self.x_hat
+    }
+
+    /// What became of tensors of the layer so far.
+    pub(super) fn replaced(&self) -> &Replaced {
+        &self.replaced
     }
 
     /// Takes the embedding table that the quantized model has.
@@ -79,6 +91,7 @@ impl Prefix {
         while self.layer < layer {
             let plain = runner.layer(self.layer)?;
             let quantized = runner.replaced_layer(self.layer, &self.replaced)?;
+            self.half_done = true;
             for i in 0..runner.sequences.n_sequences() {
                 reporter.at(Pass::Forward, self.layer, i)?;
                 for (layer, x) in [(&plain, &mut self.x), (&quantized, &mut self.x_hat)] {
@@ -90,6 +103,7 @@ impl Prefix {
                     }
                 }
             }
+            self.half_done = false;
             self.replaced.clear();
             self.layer += 1;
         }

@@ -14,6 +14,8 @@ pub enum Pass {
     Forward,
     /// Outputs of a layer that a quantized one is tuned to.
     Targets,
+    /// A quantized layer forth and back, with a step of its parameters after some sequences.
+    Tuning,
 }
 
 /// One sequence of one pass over one layer begins.

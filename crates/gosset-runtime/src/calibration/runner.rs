@@ -77,6 +77,11 @@ impl<'a> Runner<'a> {
         Layer::load(&self.config, &Overlay { below: &self.weights, replaced }, index)
     }
 
+    /// The checkpoint with tensors that a run replaced.
+    pub(super) fn weights_with<'b>(&'b self, replaced: &'b Replaced) -> impl Weights + 'b {
+        Overlay { below: &self.weights, replaced }
+    }
+
     /// Elements of tensor `name`, if it is there.
     pub(super) fn n_values(&self, name: &str) -> Option<usize> {
         self.weights.shape(name).map(|shape| shape.iter().product())

@@ -1,0 +1,158 @@
+//! A transformer block in candle operations.
+
+use std::collections::HashMap;
+
+use candle_core::{Device, Tensor};
+use gosset_unisvq::UniSvqMatrix;
+
+use super::linear::{GridLinear, TuneLinear};
+use super::ops::{attention, rms_norm, rope};
+use super::parameter::{Kind, Parameter};
+use crate::attention::AttentionShape;
+use crate::config::ModelConfig;
+use crate::error::RuntimeError;
+use crate::models::layer_name;
+use crate::rope::RopeFrequencies;
+use crate::weights::Weights;
+
+/// The linears of a block, as the data flow.
+const LINEARS: [&str; 7] = [
+    "self_attn.q_proj",
+    "self_attn.k_proj",
+    "self_attn.v_proj",
+    "self_attn.o_proj",
+    "mlp.gate_proj",
+    "mlp.up_proj",
+    "mlp.down_proj",
+];
+
+/// Its norms; those of queries and keys are optional.
+const NORMS: [&str; 4] = ["input_layernorm", "post_attention_layernorm", "self_attn.q_norm", "self_attn.k_norm"];
+
+/// One block with its parameters.
+pub(super) struct TuneBlock {
+    shape: AttentionShape,
+    eps: f64,
+    rope: RopeFrequencies,
+    linears: Vec<(TuneLinear, Option<Tensor>)>,
+    norms: Vec<Option<Parameter>>,
+    names: Vec<String>,
+}
+
+impl TuneBlock {
+    /// Block `layer` of `weights`, with `matrices` by the names of their tensors in place of their weights.
+    pub(super) fn load(
+        config: &ModelConfig,
+        weights: &dyn Weights,
+        layer: usize,
+        matrices: &HashMap<&str, &UniSvqMatrix>,
+    ) -> Result<Self, RuntimeError> {
+        let name = layer_name(layer);
+        let names: Vec<String> = LINEARS.iter().chain(&NORMS).map(|part| format!("{name}.{part}.weight")).collect();
+        let vector = |values: Vec<f32>| {
+            let n = values.len();
+            Tensor::from_vec(values, n, &Device::Cpu)
+        };
+        let linear = |(part, tensor): (&&str, &String)| {
+            let bias = format!("{name}.{part}.bias");
+            let bias = match weights.shape(&bias) {
+                Some(_) => Some(vector(weights.vector(&bias)?)?),
+                None => None,
+            };
+            let linear = match (matrices.get(tensor.as_str()), weights.shape(tensor)) {
+                (Some(matrix), _) => TuneLinear::Grid(Box::new(GridLinear::new(matrix)?)),
+                (None, Some(&[rows, cols])) => {
+                    TuneLinear::Constant(Tensor::from_vec(weights.vector(tensor)?, (rows, cols), &Device::Cpu)?)
+                }
+                _ => return Err(RuntimeError::MissingTensor { name: tensor.clone(), expected: Vec::new() }),
+            };
+            Ok((linear, bias))
+        };
+        let norm = |tensor: &String| match weights.shape(tensor) {
+            Some(_) => {
+                let values = weights.vector(tensor)?;
+                let n = values.len();
+                Parameter::new(Kind::Norm, values, &[n]).map(Some)
+            }
+            None => Ok(None),
+        };
+        let linears = LINEARS.iter().zip(&names).map(linear).collect::<Result<_, RuntimeError>>()?;
+        let norms = names[LINEARS.len()..].iter().map(norm).collect::<Result<_, RuntimeError>>()?;
+        Ok(Self {
+            shape: AttentionShape::of(config),
+            eps: config.rms_norm_eps,
+            rope: RopeFrequencies::of(config),
+            linears,
+            norms,
+            names,
+        })
+    }
+
+    fn linear(&self, index: usize, x: &Tensor) -> Result<Tensor, RuntimeError> {
+        let (linear, bias) = &self.linears[index];
+        linear.forward(x, bias.as_ref())
+    }
+
+    fn norm(&self, index: usize, x: &Tensor) -> Result<Tensor, RuntimeError> {
+        match &self.norms[index] {
+            Some(norm) => Ok(rms_norm(x, norm.var.as_tensor(), self.eps)?),
+            None => Ok(x.clone()),
+        }
+    }
+
+    /// The residual stream after the block, for a sequence from its first position, `[n, hidden]`.
+    pub(super) fn forward(&self, x: &Tensor) -> Result<Tensor, RuntimeError> {
+        let n = x.dim(0)?;
+        let AttentionShape { heads, kv_heads, head_dim } = self.shape;
+        let table = |values: &[f32]| Tensor::from_slice(values, (n, head_dim / 2), &Device::Cpu);
+        let angles = self.rope.table(0..n);
+        let (cos, sin) = (table(angles.cos())?, table(angles.sin())?);
+
+        let input = self.norm(0, x)?;
+        let by_head = |y: Tensor, heads: usize| y.reshape((n, heads, head_dim));
+        let turned = |y: Tensor| rope(&y.transpose(0, 1)?.contiguous()?, &cos, &sin);
+        let q = turned(self.norm(2, &by_head(self.linear(0, &input)?, heads)?)?)?;
+        let k = turned(self.norm(3, &by_head(self.linear(1, &input)?, kv_heads)?)?)?;
+        let v = by_head(self.linear(2, &input)?, kv_heads)?.transpose(0, 1)?.contiguous()?;
+        let attended = attention(&q, &k, &v)?.transpose(0, 1)?.contiguous()?.reshape((n, heads * head_dim))?;
+        let x = (x + self.linear(3, &attended)?)?;
+
+        let input = self.norm(1, &x)?;
+        let gated = (self.linear(4, &input)?.silu()? * self.linear(5, &input)?)?;
+        Ok((&x + self.linear(6, &gated)?)?)
+    }
+
+    /// Everything that is trained, in a fixed order.
+    pub(super) fn parameters(&self) -> Vec<&Parameter> {
+        let grids = self.linears.iter().filter_map(|(linear, _)| match linear {
+            TuneLinear::Grid(grid) => Some(grid.parameters()),
+            TuneLinear::Constant(_) => None,
+        });
+        grids.flatten().chain(self.norms.iter().flatten()).collect()
+    }
+
+    /// [`parameters`](Self::parameters), to be changed.
+    pub(super) fn parameters_mut(&mut self) -> Vec<&mut Parameter> {
+        let grids = self.linears.iter_mut().filter_map(|(linear, _)| match linear {
+            TuneLinear::Grid(g) => Some([&mut g.input_scales, &mut g.output_scales, &mut g.map, &mut g.offset]),
+            TuneLinear::Constant(_) => None,
+        });
+        grids.flatten().chain(self.norms.iter_mut().flatten()).collect()
+    }
+
+    /// Writes the parameters of the matrix named `tensor`, as they are stored.
+    pub(super) fn store(&self, tensor: &str, matrix: &mut UniSvqMatrix) -> Result<(), RuntimeError> {
+        for ((linear, _), name) in self.linears.iter().zip(&self.names) {
+            if let (TuneLinear::Grid(grid), true) = (linear, name == tensor) {
+                grid.store(matrix)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The norms by the names of their tensors.
+    pub(super) fn norms(&self) -> Result<Vec<(String, Vec<f32>)>, RuntimeError> {
+        let norms = self.norms.iter().zip(&self.names[LINEARS.len()..]);
+        norms.filter_map(|(norm, name)| norm.as_ref().map(|n| Ok((name.clone(), n.values()?)))).collect()
+    }
+}
