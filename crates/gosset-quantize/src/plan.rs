@@ -76,6 +76,19 @@ pub enum Action {
     },
 }
 
+/// Memory that tensors which are quantized at the same time may take together; a larger one is quantized alone.
+pub(crate) const BATCH_BYTES: u64 = 512 << 20;
+
+impl PlanItem {
+    /// Bytes that quantizing the tensor takes at most with feedback; 0 without.
+    pub(crate) fn peak_bytes(&self) -> u64 {
+        match &self.action {
+            Action::Quantize { method, .. } => method.peak_bytes(self.tensor.rows_cols()),
+            _ => 0,
+        }
+    }
+}
+
 /// Sizes that a plan expects.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PlanEstimate {
@@ -324,15 +337,16 @@ impl Plan {
     /// Sizes to expect. Good to a fraction of a percent; exact figures are in the report of a run.
     pub fn estimate(&self) -> PlanEstimate {
         let (mut n_params, mut n_quantized, mut largest, mut payload) = (0u64, 0u64, 0u64, 0.0);
-        let mut encode_peak = 0u64;
+        let (mut encode_peak, mut encode_sum) = (0u64, 0u64);
         for item in self.items.iter().filter(|item| !matches!(item.action, Action::Skip { .. })) {
             let n = item.tensor.n_weights();
             n_params += n;
-            if let Action::Quantize { method, target_bps } = &item.action {
+            if let Action::Quantize { target_bps, .. } = &item.action {
                 n_quantized += n;
                 payload += target_bps * n as f64;
                 largest = largest.max(n * 4);
-                encode_peak = encode_peak.max(method.peak_bytes(item.tensor.rows_cols()));
+                let peak = item.peak_bytes();
+                (encode_peak, encode_sum) = (encode_peak.max(peak), encode_sum.saturating_add(peak));
             }
         }
         let (file, coded) = self.budget.as_ref().map_or((0, 0), |budget| (budget.file_bytes(), budget.coded_bytes()));
@@ -345,7 +359,7 @@ impl Plan {
             all_in_bps: per(coded as f64 * 8.0, n_quantized),
             file_bps: per(file as f64 * 8.0, n_params),
             largest_tensor_bytes: largest,
-            encode_peak_bytes: encode_peak,
+            encode_peak_bytes: encode_peak.max(encode_sum.min(BATCH_BYTES)),
         }
     }
 }

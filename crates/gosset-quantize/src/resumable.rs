@@ -14,11 +14,12 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use crate::budget::Pace;
-use crate::calibration::{Activations, TunedBlock};
+use crate::calibration::{Activations, InputMoments, TunedBlock};
 use crate::encode::{Measured, encode};
 use crate::error::{QuantizeError, SourceError};
+use crate::method::Method;
 use crate::observer::{Event, Observer};
-use crate::plan::{Action, Plan, PlanItem, block_of};
+use crate::plan::{Action, BATCH_BYTES, Plan, PlanItem, block_of};
 use crate::report::{Report, TunedFigures};
 use crate::run::{RunOptions, finish, is_there, keep};
 use crate::scan::scan_all;
@@ -109,14 +110,19 @@ impl<'a> Resumable<'a> {
         scan_all(self.plan, self.source, self.observer, &mut warnings)?;
         self.take_up(&work, &units)?;
         self.started = Instant::now();
-        for unit in &units {
-            if !self.parts.contains_key(self.name(unit.items[0])) {
-                // Activations that were asked to stop do not know what is finished.
-                self.work_on(&work, unit).map_err(|e| match e {
-                    QuantizeError::Cancelled { .. } => self.stopped(&work),
-                    e => e,
-                })?;
-            }
+        let mut left: Vec<&Unit> =
+            units.iter().filter(|unit| !self.parts.contains_key(self.name(unit.items[0]))).collect();
+        while !left.is_empty() {
+            let batch: Vec<&Unit> = left.drain(..self.batch_len(&left)).collect();
+            let result = match batch[..] {
+                [unit] => self.work_on(&work, unit),
+                _ => self.work_on_batch(&work, &batch),
+            };
+            // Activations that were asked to stop do not know what is finished.
+            result.map_err(|e| match e {
+                QuantizeError::Cancelled { .. } => self.stopped(&work),
+                e => e,
+            })?;
         }
         self.check_cancelled(&work)?;
 
@@ -279,6 +285,75 @@ impl<'a> Resumable<'a> {
             Some(block) => self.tune(block, &mut held)?,
             None => None,
         };
+        self.keep(work, unit, held, tuned.as_ref())
+    }
+
+    /// How many of the units that are left are worked on at the same time: those whose tensors do not wait for each other, in bounded
+    /// memory. Some methods walk through a tensor column by column and have work for one thread only.
+    fn batch_len(&self, left: &[&Unit]) -> usize {
+        let waits = |unit: &&Unit| unit.block.is_some();
+        let sequential = self.activations.as_ref().is_some_and(|activations| activations.is_sequential());
+        if sequential || self.pace.is_some() || self.activations.is_none() || waits(&left[0]) {
+            return 1;
+        }
+        let bytes = left.iter().scan(0u64, |sum, unit| {
+            *sum = sum.saturating_add(unit.items.iter().map(|&index| self.plan.items[index].peak_bytes()).sum());
+            Some(*sum)
+        });
+        let most = 2 * rayon::current_num_threads();
+        left.iter()
+            .zip(bytes)
+            .take(most)
+            .take_while(|(unit, bytes)| !waits(unit) && *bytes <= BATCH_BYTES)
+            .count()
+            .max(1)
+    }
+
+    /// Quantizes tensors that do not wait for each other at the same time, and keeps them one by one.
+    fn work_on_batch(&mut self, work: &WorkFolder, batch: &[&Unit]) -> Result<(), QuantizeError> {
+        let mut tasks = Vec::with_capacity(batch.len());
+        for unit in batch {
+            self.check_cancelled(work)?;
+            let (index, tensor) = (unit.items[0], &self.plan.items[unit.items[0]].tensor);
+            let moments = self.moments(index)?;
+            let n_weights = tensor.n_weights();
+            self.observer.event(&Event::Started {
+                tensor: &tensor.name,
+                index: self.done,
+                total: self.total,
+                n_weights,
+            });
+            tasks.push((index, moments));
+        }
+        let (plan, source, observer) = (self.plan, self.source, self.observer);
+        let (done, total) = (self.done, self.total);
+        let results: Vec<Result<(Stored, Measured), QuantizeError>> = tasks
+            .into_par_iter()
+            .with_max_len(1)
+            .map(|(index, moments)| {
+                let item = &plan.items[index];
+                if observer.cancelled() {
+                    return Err(QuantizeError::Cancelled { done, total });
+                }
+                encode(item, index, planned(item), source, moments.as_ref(), None)
+            })
+            .collect();
+        for (unit, result) in batch.iter().zip(results) {
+            let (stored, measured) = result?;
+            self.finished(unit.items[0]);
+            self.keep(work, unit, vec![(unit.items[0], stored, measured)], None)?;
+        }
+        Ok(())
+    }
+
+    /// Measures what was made of a unit, and keeps it.
+    fn keep(
+        &mut self,
+        work: &WorkFolder,
+        unit: &Unit,
+        mut held: Vec<(usize, Stored, Measured)>,
+        tuned: Option<&TunedBlock>,
+    ) -> Result<(), QuantizeError> {
         let mut figures = Figures { measured: Vec::new(), tuned: None };
         for (index, stored, measured) in &mut held {
             let item = &self.plan.items[*index];
@@ -288,10 +363,8 @@ impl<'a> Resumable<'a> {
             measured.exact_rows = decoder.n_exact_rows();
             figures.measured.push((name.clone(), measured.clone()));
         }
-        figures.tuned = unit
-            .block
-            .as_ref()
-            .map(|block| TunedFigures { block: block.clone(), report: tuned.as_ref().map(|t| t.report) });
+        figures.tuned =
+            unit.block.as_ref().map(|block| TunedFigures { block: block.clone(), report: tuned.map(|t| t.report) });
         let of_figures = |e: serde_json::Error| QuantizeError::WorkFolder {
             path: work.path().to_owned(),
             reason: format!("figures that cannot be written: {e}"),
@@ -320,33 +393,47 @@ impl<'a> Resumable<'a> {
         self.replay(&part)
     }
 
+    /// What feeds a tensor, if its method wants to know.
+    fn moments(&mut self, index: usize) -> Result<Option<InputMoments>, QuantizeError> {
+        let item = &self.plan.items[index];
+        let (method, _) = planned(item);
+        let Some(activations) = self.activations.as_deref_mut().filter(|_| method.needs_calibration()) else {
+            return Ok(None);
+        };
+        let tensor = item.tensor.name.as_str();
+        self.observer.event(&Event::Calibrating { tensor, index: self.done, total: self.total });
+        let started = Instant::now();
+        let moments = activations.moments(tensor)?;
+        self.calibrating += started.elapsed();
+        Ok(moments)
+    }
+
     /// Quantizes one tensor.
     fn quantize(&mut self, index: usize) -> Result<(Stored, Measured), QuantizeError> {
+        let moments = self.moments(index)?;
         let item = &self.plan.items[index];
-        let (tensor, total) = (item.tensor.name.as_str(), self.total);
-        let Action::Quantize { method, target_bps } = &item.action else {
-            unreachable!("units are made of tensors that are quantized")
-        };
-        let moments = match self.activations.as_deref_mut().filter(|_| method.needs_calibration()) {
-            Some(activations) => {
-                self.observer.event(&Event::Calibrating { tensor, index: self.done, total });
-                let started = Instant::now();
-                let moments = activations.moments(tensor)?;
-                self.calibrating += started.elapsed();
-                moments
-            }
-            None => None,
-        };
-        let n_weights = item.tensor.n_weights();
-        self.observer.event(&Event::Started { tensor, index: self.done, total, n_weights });
-        let method = (method, *target_bps);
-        let encoded = encode(item, index, method, self.source, moments.as_ref(), self.pace.as_mut())?;
-        self.weights_done += n_weights;
+        let (tensor, n_weights) = (item.tensor.name.as_str(), item.tensor.n_weights());
+        self.observer.event(&Event::Started { tensor, index: self.done, total: self.total, n_weights });
+        let encoded = encode(item, index, planned(item), self.source, moments.as_ref(), self.pace.as_mut())?;
+        self.finished(index);
+        Ok(encoded)
+    }
+
+    /// Says that a tensor is quantized.
+    fn finished(&mut self, index: usize) {
+        let tensor = &self.plan.items[index].tensor;
+        self.weights_done += tensor.n_weights();
         let weights_total = self.plan.items.iter().filter(|i| is_quantized(i)).map(|i| i.tensor.n_weights()).sum();
         let elapsed = self.started.elapsed();
-        let (index, weights_done) = (self.done, self.weights_done);
-        self.observer.event(&Event::Finished { tensor, index, total, weights_done, weights_total, elapsed });
-        Ok(encoded)
+        let (index, total, weights_done) = (self.done, self.total, self.weights_done);
+        self.observer.event(&Event::Finished {
+            tensor: &tensor.name,
+            index,
+            total,
+            weights_done,
+            weights_total,
+            elapsed,
+        });
     }
 
     /// Tunes the matrices of a block that were quantized with feedback.
@@ -381,6 +468,14 @@ impl<'a> Resumable<'a> {
             }
         }
         Ok(())
+    }
+}
+
+/// Method and payload of a tensor that is quantized.
+fn planned(item: &PlanItem) -> (&Method, f64) {
+    match &item.action {
+        Action::Quantize { method, target_bps } => (method, *target_bps),
+        _ => unreachable!("units are made of tensors that are quantized"),
     }
 }
 
