@@ -25,7 +25,7 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    Quantize(quantize::QuantizeArgs),
+    Quantize(Box<quantize::QuantizeArgs>),
     Recommend(recommend::RecommendArgs),
     Inspect(inspect::InspectArgs),
     Verify(verify::VerifyArgs),

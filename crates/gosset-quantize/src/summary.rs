@@ -127,6 +127,9 @@ fn coverage_warnings(c: &CalibrationSummary) -> Vec<String> {
             c.n_raised
         ));
     }
+    if !c.tuned.is_empty() && c.tuned.iter().all(|t| t.report.is_none()) {
+        warnings.push(format!("tuning changed none of the {} blocks: the result is that without it", c.tuned.len()));
+    }
     if !c.unseen.is_empty() {
         warnings.push(format!(
             "the inputs of {} quantized tensor(s) were not seen by the calibration, the first is {:?}: no feedback there",
