@@ -178,6 +178,40 @@ fn gpu_runs_containers_of_every_kind_of_codec() {
 }
 
 #[test]
+fn gpu_runs_affine_grids() {
+    let Some(gpu) = open() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    // Widths of whole tiles, whose matrices can lie on top of each other, and odd ones; a frame that the device has no product for.
+    let wide = TinyModel { hidden: 256, ffn: 512, ..TinyModel::t0(TinyFamily::Llama, 79) };
+    let odd = TinyModel { ffn: 172, tied: true, ..TinyModel::t0(TinyFamily::Qwen2, 80) };
+    for (tiny, method, bits, tuned) in [
+        (&wide, "unisvq", 2.0, false),
+        (&wide, "unisvq-random", 3.0, true),
+        (&odd, "unisvq-d8-random", 3.0, true),
+        (&odd, "unisvq-full", 2.0, false),
+    ] {
+        let path = folder.path().join(format!("{method}.gosset"));
+        let (container, _) = super::unisvq::quantize(&MemorySource::new(tiny), method, bits, tuned, &path);
+        let cpu = LanguageModel::from_container(Arc::clone(&container), &LoadOptions::default()).unwrap();
+        let model = LanguageModel::from_container(container, &on(&gpu, GpuOptions::default())).unwrap();
+        let tokens = ids(70, 260, 9);
+        let expected = logits(&cpu, &tokens);
+        let found = difference(&logits(&model, &tokens), &expected);
+        eprintln!("{method} at {bits} bits: {found:.2e}; {:?}", model.warnings());
+        assert!(found <= HALF, "{method}: {found}");
+        // Token by token: the products of one activation.
+        let mut cache = model.new_cache();
+        let step = |token: &u32| {
+            let hidden = model.forward(&[*token], &mut cache).unwrap();
+            model.logits(&hidden).unwrap().to_vec2::<f32>().unwrap().remove(0)
+        };
+        let steps: Vec<Vec<f32>> = tokens[..20].iter().map(step).collect();
+        let found = difference(&steps, &expected[..20]);
+        assert!(found <= HALF, "{method}, step by step: {found}");
+    }
+}
+
+#[test]
 fn gpu_greedy_tokens_of_the_embedded_model_are_those_of_the_processor() {
     let (Some(gpu), Some(path)) = (open(), assets()) else { return };
     let source = open_source(&path).unwrap();

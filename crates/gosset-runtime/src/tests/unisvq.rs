@@ -64,7 +64,13 @@ fn tune(m: &mut UniSvqMatrix, seed: u32) {
 }
 
 /// A container whose linear layers are grid codes, and the checkpoint of its dequantized weights.
-fn quantize(source: &MemorySource, spec: &str, bits: f64, tuned: bool, out: &Path) -> (Arc<Container>, MemorySource) {
+pub(super) fn quantize(
+    source: &MemorySource,
+    spec: &str,
+    bits: f64,
+    tuned: bool,
+    out: &Path,
+) -> (Arc<Container>, MemorySource) {
     let mut writer = Writer::create(out, true).unwrap();
     let mut dense =
         MemorySource { info: source.info.clone(), tensors: Vec::new(), data: Vec::new(), blobs: source.blobs.clone() };
