@@ -10,6 +10,8 @@ mod block;
 mod linear;
 mod ops;
 mod parameter;
+#[cfg(test)]
+mod tests;
 
 use std::collections::HashMap;
 
