@@ -243,7 +243,11 @@ impl<'a> Calibration<'a> {
             // Those of one input at a time and the cross moments, beside what was asked for last.
             let largest = all.iter().map(|(sums, waiting)| 3 * sums + 3 * waiting).max().unwrap_or_default();
             // Tensors of the layer that were replaced, in two copies while they are put together.
-            return self.stream_bytes(2) + 4 * layer + 2 * pass + largest + LIBRARIES;
+            // One stream's input waits while the other's is made.
+            let widths =
+                LayerInput::ALL.map(|input| input.width(&self.runner.config) * self.runner.sequences.window * 4);
+            let waiting = widths.iter().max().map_or(0, |bytes| *bytes as u64);
+            return self.stream_bytes(2) + 4 * layer + pass + waiting + largest + LIBRARIES;
         }
         let sums: u64 = all.iter().map(|(sums, waiting)| sums + waiting).sum();
         let stored = if self.cache.is_some() { all.iter().map(|(sums, _)| *sums).max().unwrap_or_default() } else { 0 };

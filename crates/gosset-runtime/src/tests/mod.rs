@@ -1,5 +1,6 @@
 //! Laws of whole models, on seeded tiny ones.
 
+mod calibration;
 mod container;
 mod forward;
 mod generation;
@@ -9,6 +10,7 @@ mod reference;
 mod unisvq;
 
 use std::borrow::Cow;
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ops::Range;
 
@@ -92,7 +94,7 @@ impl MemorySource {
         let tensors = self.tensors.iter().zip(&self.data);
         let tensors: HashMap<_, _> =
             tensors.map(|(t, data)| (t.name.clone(), (t.shape.clone(), data.clone()))).collect();
-        Reference { config: self.config(), tensors }
+        Reference { config: self.config(), tensors, inputs: RefCell::default() }
     }
 }
 

@@ -1,15 +1,18 @@
 //! The forward pass written down once more, in f64: no cache, explicit masks, repeated KV heads, nothing shared with the crate.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 
 use serde_json::Value;
 
-type Matrix = Vec<Vec<f64>>;
+pub(super) type Matrix = Vec<Vec<f64>>;
 
 /// A checkpoint as plain numbers.
 pub(super) struct Reference {
     pub(super) config: Value,
     pub(super) tensors: HashMap<String, (Vec<usize>, Vec<f32>)>,
+    /// What each linear read in the last pass, by its name without `.weight`.
+    pub(super) inputs: RefCell<HashMap<String, Matrix>>,
 }
 
 impl Reference {
@@ -33,6 +36,7 @@ impl Reference {
     fn linear(&self, name: &str, x: &Matrix) -> Matrix {
         let (shape, w) = &self.tensors[&format!("{name}.weight")];
         let bias = self.vector(&format!("{name}.bias"));
+        self.inputs.borrow_mut().insert(name.to_owned(), x.clone());
         x.iter()
             .map(|x| {
                 assert_eq!(x.len(), shape[1], "{name}");
