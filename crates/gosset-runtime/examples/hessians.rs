@@ -2,6 +2,8 @@
 //!
 //!     cargo run --release -p gosset-runtime --example hessians -- MODEL FOLDER [TOKENS [sequential]]
 
+#![allow(clippy::print_stdout, reason = "an example talks to a person")]
+
 use std::error::Error;
 use std::ops::ControlFlow;
 use std::path::PathBuf;

@@ -8,7 +8,7 @@ use gosset_unisvq::HessianAccumulator;
 use super::cache::HessianCache;
 use super::layer_input::{InputCoverage, LayerInput};
 use super::progress::{Pass, Reporter};
-use super::runner::{Runner, Watch, check_output};
+use super::runner::{Runner, See, Watch, check_output};
 use crate::error::RuntimeError;
 use crate::tensor::f32_slice;
 
@@ -74,7 +74,7 @@ impl PlainStream {
         runner: &Runner<'_>,
         reporter: &mut Reporter,
         pass: Pass,
-        see: &mut dyn FnMut(LayerInput, &[f32]) -> Result<(), RuntimeError>,
+        see: &mut See<'_>,
     ) -> Result<(), RuntimeError> {
         let layer = runner.layer(self.next)?;
         for i in 0..runner.sequences.n_sequences() {

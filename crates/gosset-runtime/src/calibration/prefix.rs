@@ -146,7 +146,7 @@ impl Prefix {
             watch.look(&x_hat)?;
             sums.add(&x_hat).map_err(failed)?;
             if let Some(cross) = &mut cross {
-                cross.add(&*f32_slice(&at(&plain, &self.x)?)?, &x_hat).map_err(failed)?;
+                cross.add(&f32_slice(&at(&plain, &self.x)?)?, &x_hat).map_err(failed)?;
             }
         }
         let hessian = sums.finish().map_err(failed)?;

@@ -22,6 +22,9 @@ use crate::weights::{SourceWeights, Weights};
 /// Tensors that a run replaced, by name, row-major.
 pub(super) type Replaced = HashMap<String, Vec<f32>>;
 
+/// Gets each input of a layer, `[tokens, channels]`, row-major, as a pass comes to it.
+pub(super) type See<'s> = dyn FnMut(LayerInput, &[f32]) -> Result<(), RuntimeError> + 's;
+
 /// Everything that the hidden states of a calibration are computed with.
 pub(super) struct Runner<'a> {
     pub(super) config: ModelConfig,
