@@ -1,6 +1,6 @@
 //! Writes the second moments of a model on the built-in calibration text to a folder.
 //!
-//!     cargo run --release -p gosset-runtime --example hessians -- MODEL FOLDER [TOKENS [sequential]]
+//!     cargo run --release -p gosset-runtime --example hessians -- MODEL FOLDER [TOKENS]
 
 #![allow(clippy::print_stdout, reason = "an example talks to a person")]
 
