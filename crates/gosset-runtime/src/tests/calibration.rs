@@ -368,8 +368,7 @@ fn drift_is_the_cross_moment_of_both_streams() {
     let inputs = |model: &MemorySource, tokens: &[u32]| {
         let reference = model.reference();
         reference.logits(tokens);
-        let rows = reference.inputs.borrow()["model.layers.1.mlp.up_proj"].clone();
-        rows
+        reference.inputs.borrow()["model.layers.1.mlp.up_proj"].clone()
     };
     let mut pairs = chosen.iter().enumerate().flat_map(|(i, a)| chosen[i + 1..].iter().map(move |b| (a, b)));
     let (first, second) = pairs
