@@ -140,7 +140,13 @@ mod tests {
     #[test]
     fn products_are_those_of_the_decoded_matrix() {
         // Many columns in a stream, one column in several streams, a stream per column; widths that no power of two divides.
-        let cases = [("e8@3", 96, 700), ("e8@3", 70_000, 3), ("trellis-8@2", 172, 300), ("trellis-8@2", 40_000, 4), ("shift-12@2", 300, 9)];
+        let cases = [
+            ("e8@3", 96, 700),
+            ("e8@3", 70_000, 3),
+            ("trellis-8@2", 172, 300),
+            ("trellis-8@2", 40_000, 4),
+            ("shift-12@2", 300, 9),
+        ];
         for (codec, rows, cols) in cases {
             let spec = CodecSpec::parse(codec).unwrap();
             let is_shift = codec.starts_with("shift");

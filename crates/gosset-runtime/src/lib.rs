@@ -55,9 +55,9 @@ mod tensor;
 #[cfg(test)]
 mod tests;
 pub mod text;
+mod trees;
 pub mod tune;
 mod unisvq;
-mod trees;
 mod weights;
 
 pub use config::ModelConfig;

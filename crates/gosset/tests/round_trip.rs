@@ -1,7 +1,7 @@
 //! The product through its facade: checkpoint to file to running model.
 
 use gosset::container::Container;
-use gosset::quantize::{QuantizeOptions, SafetensorsSource, Silent, plan, run};
+use gosset::quantize::{QuantizeOptions, RunOptions, SafetensorsSource, Silent, plan, run};
 use gosset::runtime::{LanguageModel, LoadOptions};
 use gosset_tests::t0::T0;
 
@@ -13,7 +13,7 @@ fn a_checkpoint_becomes_a_file_that_runs_alone() {
 
     let source = SafetensorsSource::open(&folder).unwrap();
     let plan = plan(&source, &QuantizeOptions::new("e8-rice", 4.0)).unwrap();
-    let report = run(&plan, &source, &file, false, &Silent).unwrap();
+    let report = run(&plan, &source, None, &file, &RunOptions::default(), &Silent).unwrap();
     std::fs::remove_dir_all(&folder).unwrap();
 
     let container = Container::open(&file).unwrap();
