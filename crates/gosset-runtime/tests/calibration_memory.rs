@@ -1,36 +1,13 @@
 //! Calibration keeps to the memory that it states before it starts: every allocation of this process is counted.
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use gosset_runtime::calibration::{Calibration, CalibrationOptions, LayerInput};
 use gosset_runtime::source::open_source;
-
-/// Bytes allocated now, and the most there were.
-struct Counting;
-
-static NOW: AtomicUsize = AtomicUsize::new(0);
-static PEAK: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: every call goes to the system's allocator as it came; only counters are kept beside it.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let now = NOW.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
-        PEAK.fetch_max(now, Ordering::Relaxed);
-        // SAFETY: the caller's promise about `layout` is the one that is needed.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        NOW.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: `pointer` came from `alloc` above with this layout, hence from the system's allocator.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
+use peak_alloc::PeakAlloc;
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static HEAP: PeakAlloc = PeakAlloc;
 
 #[test]
 fn calibration_keeps_to_the_memory_that_it_states() {
@@ -46,8 +23,8 @@ fn calibration_keeps_to_the_memory_that_it_states() {
         let options = CalibrationOptions { tokens, sequential, hessian_cache: cache, ..CalibrationOptions::default() };
         let mut calibration = Calibration::new(&*source, options).unwrap();
         let expected = calibration.expected_peak_bytes() as usize;
-        let before = NOW.load(Ordering::Relaxed);
-        PEAK.store(before, Ordering::Relaxed);
+        let before = HEAP.current_usage();
+        HEAP.reset_peak_usage();
         for layer in 0..2 {
             for input in LayerInput::ALL {
                 calibration.input_moments(layer, input).unwrap();
@@ -63,7 +40,7 @@ fn calibration_keeps_to_the_memory_that_it_states() {
                 }
             }
         }
-        let peak = PEAK.load(Ordering::Relaxed) - before;
+        let peak = HEAP.peak_usage() - before;
         eprintln!("{tokens} tokens, sequential {sequential}: stated {expected} bytes, taken {peak}");
         assert!(peak <= expected, "{tokens} tokens, sequential {sequential}: stated {expected} bytes, taken {peak}");
         // 16 MiB of the statement are for libraries; the rest is no guess.
