@@ -147,7 +147,7 @@ impl Workspace {
 }
 
 /// Largest element; NaN elements are passed over (their exponentials stay NaN).
-fn max(x: &[f32]) -> f32 {
+pub(crate) fn max(x: &[f32]) -> f32 {
     let mut lanes = [f32::NEG_INFINITY; 16];
     let mut chunks = x.chunks_exact(16);
     for chunk in &mut chunks {

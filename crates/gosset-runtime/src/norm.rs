@@ -31,13 +31,18 @@ impl RmsNorm {
         let width = self.weight.len();
         let mut out = vec![0f32; n * cols];
         out.par_chunks_mut(width).zip(x.par_chunks(width)).with_min_len(16).for_each(|(out, x)| {
-            let scale = 1.0 / (sum_of_squares(x) / width as f32 + self.eps).sqrt();
+            let scale = scale_of(x, self.eps);
             for ((o, v), w) in out.iter_mut().zip(x).zip(&self.weight) {
                 *o = v * scale * w;
             }
         });
         tensor2(out, n, cols)
     }
+}
+
+/// `1 / sqrt(mean(x²) + eps)`.
+pub(crate) fn scale_of(x: &[f32], eps: f32) -> f32 {
+    1.0 / (sum_of_squares(x) / x.len() as f32 + eps).sqrt()
 }
 
 /// Sum of squares in 16 partial sums of fixed order.

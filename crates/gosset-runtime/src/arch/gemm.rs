@@ -73,6 +73,19 @@ pub(crate) enum Threads {
 ///
 /// If the shapes do not agree.
 pub(crate) fn matmul(dst: MatMut<'_>, a: Mat<'_>, b: Mat<'_>, threads: Threads) {
+    product(dst, a, b, threads, false);
+}
+
+/// Adds `a · b` to `dst`; otherwise as [`matmul`].
+///
+/// # Panics
+///
+/// If the shapes do not agree.
+pub(crate) fn matmul_add(dst: MatMut<'_>, a: Mat<'_>, b: Mat<'_>, threads: Threads) {
+    product(dst, a, b, threads, true);
+}
+
+fn product(dst: MatMut<'_>, a: Mat<'_>, b: Mat<'_>, threads: Threads, add: bool) {
     assert_eq!((dst.rows, dst.cols, a.cols), (a.rows, b.cols, b.rows), "shapes of a matrix product");
     let parallelism = match threads {
         Threads::One => Parallelism::None,
@@ -81,7 +94,7 @@ pub(crate) fn matmul(dst: MatMut<'_>, a: Mat<'_>, b: Mat<'_>, threads: Threads) 
     // SAFETY: `Mat::new` and `MatMut::new` checked that every element of each view lies inside its slice and that the
     // destination's elements are distinct; `t()` exchanges both dimensions and both strides, which keeps that. The
     // strides are below the slices' lengths, hence within isize. `dst` is borrowed mutably, so it aliases neither
-    // operand, and with `read_dst` false nothing is read from it.
+    // operand, and it is initialized, so it may be read from.
     unsafe {
         gemm::gemm::<f32>(
             dst.rows,
@@ -90,14 +103,14 @@ pub(crate) fn matmul(dst: MatMut<'_>, a: Mat<'_>, b: Mat<'_>, threads: Threads) 
             dst.data.as_mut_ptr(),
             1,
             dst.row_stride as isize,
-            false,
+            add,
             a.data.as_ptr(),
             a.col_stride as isize,
             a.row_stride as isize,
             b.data.as_ptr(),
             b.col_stride as isize,
             b.row_stride as isize,
-            0.0,
+            if add { 1.0 } else { 0.0 },
             1.0,
             false,
             false,
@@ -140,6 +153,16 @@ mod tests {
                 assert!(i + 1 == m || dst[i * d_stride + n].is_nan(), "a gap between rows was written");
             }
         }
+    }
+
+    #[test]
+    fn adds_to_what_is_there() {
+        let (a, b, start) = (numbers(7 * 33, 1), numbers(33 * 5, 2), numbers(7 * 5, 3));
+        let (a, b) = (Mat::new(&a, 7, 33, 33), Mat::new(&b, 33, 5, 5));
+        let (mut product, mut sum) = (vec![0.0; 35], start.clone());
+        matmul(MatMut::new(&mut product, 7, 5, 5), a, b, Threads::One);
+        matmul_add(MatMut::new(&mut sum, 7, 5, 5), a, b, Threads::Pool);
+        assert!(sum.iter().zip(&product).zip(&start).all(|((sum, p), s)| (sum - p - s).abs() < 1e-5));
     }
 
     #[test]

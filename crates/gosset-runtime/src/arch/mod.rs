@@ -6,4 +6,4 @@ mod exp;
 mod gemm;
 
 pub(crate) use exp::{exp_sum_in_place, silu_mul};
-pub(crate) use gemm::{Mat, MatMut, Threads, matmul};
+pub(crate) use gemm::{Mat, MatMut, Threads, matmul, matmul_add};

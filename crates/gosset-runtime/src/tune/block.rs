@@ -1,12 +1,13 @@
 //! A transformer block in candle operations.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use candle_core::{Device, Tensor};
 use gosset_unisvq::UniSvqMatrix;
 
 use super::linear::{GridLinear, TuneLinear};
-use super::ops::{attention, rms_norm, rope};
+use super::ops::{Attention, Codes, attention, gate, rms_norm};
 use super::parameter::{Kind, Parameter};
 use crate::attention::AttentionShape;
 use crate::config::ModelConfig;
@@ -62,7 +63,8 @@ impl TuneBlock {
             let linear = match (matrices.get(tensor.as_str()), weights.shape(tensor)) {
                 (Some(matrix), _) => TuneLinear::Grid(Box::new(GridLinear::new(matrix)?)),
                 (None, Some(&[rows, cols])) => {
-                    TuneLinear::Constant(Tensor::from_vec(weights.vector(tensor)?, (rows, cols), &Device::Cpu)?)
+                    let values = weights.vector(tensor)?;
+                    TuneLinear::Constant(Arc::new(Codes { values, rows, cols, dim: 1, scale: 1.0 }))
                 }
                 _ => return Err(RuntimeError::MissingTensor { name: tensor.clone(), expected: Vec::new() }),
             };
@@ -102,23 +104,15 @@ impl TuneBlock {
 
     /// The residual stream after the block, for a sequence from its first position, `[n, hidden]`.
     pub(super) fn forward(&self, x: &Tensor) -> Result<Tensor, RuntimeError> {
-        let n = x.dim(0)?;
-        let AttentionShape { heads, kv_heads, head_dim } = self.shape;
-        let table = |values: &[f32]| Tensor::from_slice(values, (n, head_dim / 2), &Device::Cpu);
-        let angles = self.rope.table(0..n);
-        let (cos, sin) = (table(angles.cos())?, table(angles.sin())?);
-
+        let angles = Arc::new(Attention { shape: self.shape, rope: self.rope.table(0..x.dim(0)?) });
         let input = self.norm(0, x)?;
-        let by_head = |y: Tensor, heads: usize| y.reshape((n, heads, head_dim));
-        let turned = |y: Tensor| rope(&y.transpose(0, 1)?.contiguous()?, &cos, &sin);
-        let q = turned(self.norm(2, &by_head(self.linear(0, &input)?, heads)?)?)?;
-        let k = turned(self.norm(3, &by_head(self.linear(1, &input)?, kv_heads)?)?)?;
-        let v = by_head(self.linear(2, &input)?, kv_heads)?.transpose(0, 1)?.contiguous()?;
-        let attended = attention(&q, &k, &v)?.transpose(0, 1)?.contiguous()?.reshape((n, heads * head_dim))?;
+        let q = self.norm(2, &self.linear(0, &input)?)?;
+        let k = self.norm(3, &self.linear(1, &input)?)?;
+        let attended = attention(&q, &k, &self.linear(2, &input)?, &angles)?;
         let x = (x + self.linear(3, &attended)?)?;
 
         let input = self.norm(1, &x)?;
-        let gated = (self.linear(4, &input)?.silu()? * self.linear(5, &input)?)?;
+        let gated = gate(&self.linear(4, &input)?, &self.linear(5, &input)?)?;
         Ok((&x + self.linear(6, &gated)?)?)
     }
 

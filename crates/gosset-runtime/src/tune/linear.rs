@@ -6,19 +6,15 @@ use candle_core::{Device, Tensor, Var};
 use gosset_unisvq::{AffineMap, Frame, UniSvqMatrix};
 use half::f16;
 
-use super::ops::{constant_product, rotate, unrotate};
+use super::ops::{Codes, codes_product, constant_product, enter, leave};
 use super::parameter::{Kind, Parameter};
 use crate::error::RuntimeError;
 
 /// Codes, frames and scale, all constant, and what is trained.
 pub(super) struct GridLinear {
-    cols: usize,
-    dim: usize,
-    scale: f64,
     input: Arc<Frame>,
     output: Arc<Frame>,
-    /// `[rows, cols]`, f32.
-    codes: Tensor,
+    codes: Arc<Codes>,
     /// S_U, `[cols]`.
     pub(super) input_scales: Parameter,
     /// S_V, `[rows]`.
@@ -32,8 +28,7 @@ pub(super) struct GridLinear {
 /// One linear of a block.
 pub(super) enum TuneLinear {
     Grid(Box<GridLinear>),
-    /// `[rows, cols]`.
-    Constant(Tensor),
+    Constant(Arc<Codes>),
 }
 
 impl GridLinear {
@@ -41,16 +36,13 @@ impl GridLinear {
     pub(super) fn new(matrix: &UniSvqMatrix) -> Result<Self, RuntimeError> {
         let decoder = matrix.decoder()?;
         let (rows, cols, dim) = (decoder.rows(), decoder.cols(), usize::from(matrix.header.dim));
-        let mut codes = vec![0f32; rows * cols];
-        decoder.codes_as_f32(0..rows, &mut codes);
+        let mut values = vec![0f32; rows * cols];
+        decoder.codes_as_f32(0..rows, &mut values);
         let AffineMap { a, b } = matrix.header.affine_map();
         Ok(Self {
-            cols,
-            dim,
-            scale: f64::from(matrix.header.scale),
             input: Arc::new(decoder.input().clone()),
             output: Arc::new(decoder.output().clone()),
-            codes: Tensor::from_vec(codes, (rows, cols), &Device::Cpu)?,
+            codes: Arc::new(Codes { values, rows, cols, dim, scale: matrix.header.scale }),
             input_scales: Parameter::new(Kind::InputScales, decoder.input_scales().to_vec(), &[cols])?,
             output_scales: Parameter::new(Kind::OutputScales, decoder.output_scales().to_vec(), &[rows])?,
             map: Parameter::new(Kind::Map, a, &[dim, dim])?,
@@ -59,27 +51,9 @@ impl GridLinear {
     }
 
     fn forward(&self, x: &Tensor) -> Result<Tensor, RuntimeError> {
-        let n = x.dim(0)?;
-        let t = rotate(&x.broadcast_mul(&self.input_scales.var)?, &self.input)?;
-        // A last group that the columns do not fill: zeros leave its weights to the leading rows and columns of A.
-        let n_groups = self.cols.div_ceil(self.dim);
-        let missing = n_groups * self.dim - self.cols;
-        let t = if missing == 0 {
-            t
-        } else {
-            let zeros = Tensor::zeros((n, missing), t.dtype(), &Device::Cpu)?;
-            Tensor::cat(&[t, zeros], 1)?
-        };
-        let groups = t.reshape((n * n_groups, self.dim))?;
-        let folded = groups.matmul(&(self.map.var.as_tensor() * self.scale)?)?;
-        let mut folded = folded.reshape((n, n_groups * self.dim))?;
-        if missing > 0 {
-            folded = folded.narrow(1, 0, self.cols)?;
-        }
-        let offset = (self.offset.var.as_tensor() * self.scale)?.reshape((self.dim, 1))?;
-        let beta = groups.matmul(&offset)?.reshape((n, n_groups))?.sum_keepdim(1)?;
-        let z = constant_product(&folded, &self.codes)?.broadcast_add(&beta)?;
-        Ok(unrotate(&z, &self.output)?.broadcast_mul(&self.output_scales.var)?)
+        let t = enter(x, &self.input_scales.var, &self.input)?;
+        let z = codes_product(&t, &self.map.var, &self.offset.var, &self.codes)?;
+        Ok(leave(&z, &self.output_scales.var, &self.output)?)
     }
 
     /// Writes the parameters as they are stored.

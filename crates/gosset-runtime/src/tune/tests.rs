@@ -121,7 +121,7 @@ fn gradients_are_finite_differences() {
         let matrices = quantized(&mut source, spec);
         let config = config(&source);
         let block = block(&source, &matrices);
-        let sequence = [Sequence { x: hidden(&config, 19, 3), y: hidden(&config, 19, 4) }];
+        let sequence = [Sequence { x: hidden(&config, 75, 3), y: hidden(&config, 75, 4) }];
         let error = (block.forward(&sequence[0].x).unwrap() - &sequence[0].y).unwrap();
         let grads = error.sqr().unwrap().mean_all().unwrap().backward().unwrap();
         let mut kinds = Vec::new();
