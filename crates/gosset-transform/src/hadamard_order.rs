@@ -24,7 +24,7 @@ pub(crate) fn construction(order: u32) -> Option<Construction> {
     if order.is_power_of_two() {
         return Some(Construction::Sylvester);
     }
-    if order > MAX_PALEY_ORDER || !order.is_multiple_of(4) {
+    if order == 0 || order > MAX_PALEY_ORDER || !order.is_multiple_of(4) {
         return None;
     }
     let (one, two) = (order - 1, order / 2 - 1);
