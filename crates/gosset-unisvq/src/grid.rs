@@ -164,7 +164,7 @@ impl Grid {
 ///
 /// The error of a point in the metric M is |R (A⁻¹(x - B) - q)|² with R upper triangular, RᵀR = AᵀMA. Where R is diagonal (orthogonal A and
 /// no metric, or one column) each code is rounded by itself, which is exact. Otherwise a depth-first search fixes codes from the last to the
-/// first, nearest first (Schnorr and Euchner), and drops what exceeds the best point so far: exact too, up to [`MAX_NODES`] nodes.
+/// first, nearest first (Schnorr and Euchner), and drops what exceeds the best point so far: exact too, up to 2^16 nodes.
 /// Of points at the same distance that with the lexicographically lowest codes wins.
 #[derive(Debug, Clone)]
 pub struct NearestPoint {

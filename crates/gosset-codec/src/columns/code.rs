@@ -2,7 +2,7 @@
 
 /// Exponents of a column's step.
 pub const N_EXPONENTS: usize = 16;
-/// Classes of a column. The last is not used by writers, so that no column's byte is [`ZERO`] by accident.
+/// Classes of a column. The last is not used by writers, so that no column's byte is the one for a column of zeros by accident.
 pub const N_CLASSES: usize = 15;
 /// The byte of a column of zeros, which has no symbols.
 pub(crate) const ZERO: u8 = 255;
