@@ -156,7 +156,29 @@ fn gradients_are_finite_differences() {
 }
 
 #[test]
-fn tuning_lowers_the_loss_and_gives_the_same_bits_again() {
+fn g05_gradients_are_the_same_bits_for_any_number_of_threads() {
+    for (mut source, spec) in sources() {
+        let matrices = quantized(&mut source, spec);
+        let (x, y) = (hidden(&config(&source), 150, 3), hidden(&config(&source), 150, 4));
+        let block = block(&source, &matrices);
+        let gradients = |threads| {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            pool.install(|| {
+                let loss = (block.forward(&x).unwrap() - &y).unwrap().sqr().unwrap().mean_all().unwrap();
+                let grads = loss.backward().unwrap();
+                let of = |tensor: &Tensor| grads.get(tensor).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
+                block.parameters().into_iter().map(|p| of(p.var.as_tensor())).collect::<Vec<_>>()
+            })
+        };
+        let one = gradients(1);
+        for threads in [2, 7] {
+            assert!(gradients(threads) == one, "{spec}, {threads} threads");
+        }
+    }
+}
+
+#[test]
+fn tuning_lowers_the_loss_and_gives_the_same_bits_for_any_number_of_threads() {
     let (mut source, spec) = sources().into_iter().next().unwrap();
     let config = config(&source);
     let exact = block(&source, &HashMap::new());
@@ -184,6 +206,11 @@ fn tuning_lowers_the_loss_and_gives_the_same_bits_again() {
     assert!(report.loss_after < report.loss_before, "{report:?}");
     let again = tune(TuneOptions { epochs: 10, ..TuneOptions::default() });
     assert!((first.clone(), tuned.clone()) == again, "the same bits");
+    for threads in [1, 2, 7] {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        let on_pool = pool.install(|| tune(TuneOptions { epochs: 10, ..TuneOptions::default() }));
+        assert!((first.clone(), tuned.clone()) == on_pool, "{threads} threads");
+    }
     assert!(tuned.iter().all(|(name, m)| m.codes == matrices[name].codes), "codes stay");
 
     // Steps that are far too large are not kept.
