@@ -76,7 +76,8 @@ pub struct TunedBlock {
     pub report: TuneReport,
 }
 
-/// What tuning a block gained. Losses are mean squared errors of the outputs of the block on held-out sequences.
+/// What tuning a block gained. Losses are those of the outputs of the block on held-out
+/// sequences: squared errors, of each token relative to the mean square of its target unless the tuner was asked for something else.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct TuneReport {
     /// Loss of the quantized block before.

@@ -1,7 +1,7 @@
 //! Fine-tuning of one quantized block by backpropagation: codes stay, scales, affine maps and norms move.
 //!
-//! The loss is the mean squared error of the block's output, on what the quantized blocks before it give, to the output of the
-//! unquantized block in the unquantized model. One sequence is one micro-batch, whole: attention sees what it saw when the targets
+//! The loss is the squared error of the block's output, on what the quantized blocks before it give, to the output of the unquantized
+//! block in the unquantized model: of each token relative to the energy of its target, unless [`TokenWeights::Equal`] is asked for. One sequence is one micro-batch, whole: attention sees what it saw when the targets
 //! were made. Some sequences are held out; what counts is their loss with all parameters rounded as they are stored, and the state with
 //! the least is kept, which may be the first. Everything is f32 on the CPU. Nothing is random, and every sum has an
 //! order of its own: the same bits for any number of threads.
@@ -14,6 +14,7 @@ mod parameter;
 mod tests;
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use candle_core::{Device, Tensor};
 use gosset_quantize::{TuneReport, TunedBlock};
@@ -21,16 +22,29 @@ use gosset_unisvq::UniSvqMatrix;
 
 use crate::config::ModelConfig;
 use crate::error::RuntimeError;
+use crate::tensor::f32_slice;
 use crate::weights::Weights;
 use block::TuneBlock;
-use parameter::Kind;
+use ops::{Target, weighted_error};
+use parameter::{Kind, Parameter};
+
+/// What the squared errors of tokens count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum TokenWeights {
+    /// The same: the loss is the mean squared error of all values.
+    Equal,
+    /// Each by one over the mean square of its target, as the next norm will see it. The first token of a text can have thousands of
+    /// times the energy of any other: the mean squared error is then the error of that token alone.
+    Relative,
+}
 
 /// How a block is tuned.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TuneOptions {
     /// Passes over the training sequences at most.
     pub epochs: u32,
-    /// Epochs without a lower loss after which it ends.
+    /// Epochs without a lower loss after which it ends; each of them starts again from the best state with a quarter of the rates.
     pub patience: u32,
     /// Sequences of a step.
     pub batch: usize,
@@ -40,6 +54,8 @@ pub struct TuneOptions {
     pub map_rate: f64,
     /// One of this many sequences is held out, at least one.
     pub held_out: usize,
+    /// What tokens count.
+    pub weights: TokenWeights,
 }
 
 impl Default for TuneOptions {
@@ -48,17 +64,61 @@ impl Default for TuneOptions {
     /// The rates are for the few steps that 32k tokens give, 42 of 2048 tokens: on the first two blocks of SmolLM2 at 2 bits they take
     /// 20 % and 6 % of the loss, those of the paper's thousands of steps (5e-4 and 5e-5) 11 % and 2 %.
     fn default() -> Self {
-        Self { epochs: 3, patience: 3, batch: 1, scale_rate: 1e-2, map_rate: 2e-3, held_out: 8 }
+        Self {
+            epochs: 3,
+            patience: 3,
+            batch: 1,
+            scale_rate: 1e-2,
+            map_rate: 2e-3,
+            held_out: 8,
+            weights: TokenWeights::Relative,
+        }
     }
 }
 
 /// Share of the learning rate that is left at the end.
 const LAST_RATE: f64 = 0.05;
 
-/// One sequence of a block: inputs and targets, `[n, hidden]` each.
+/// One sequence of a block: inputs, `[n, hidden]`, and what should come of them.
 struct Sequence {
     x: Tensor,
-    y: Tensor,
+    target: Arc<Target>,
+}
+
+/// Share of the typical energy of a token below which a token counts no more.
+const LEAST_ENERGY: f64 = 0.01;
+
+impl Sequence {
+    /// `typical` is what [`typical_energy`] gives for all targets.
+    fn new(x: &[f32], y: &[f32], hidden: usize, weights: TokenWeights, typical: f64) -> Result<Self, RuntimeError> {
+        let weight = |y: &[f32]| match weights {
+            TokenWeights::Equal => 1.0,
+            TokenWeights::Relative if typical > 0.0 => (1.0 / energy(y).max(LEAST_ENERGY * typical)) as f32,
+            TokenWeights::Relative => 1.0,
+        };
+        let target = Target { values: y.to_vec(), weights: y.chunks(hidden).map(weight).collect() };
+        Ok(Self { x: Tensor::from_slice(x, (x.len() / hidden, hidden), &Device::Cpu)?, target: Arc::new(target) })
+    }
+
+    fn n_tokens(&self) -> usize {
+        self.target.weights.len()
+    }
+
+    fn n_values(&self) -> usize {
+        self.target.values.len()
+    }
+}
+
+/// Mean square of a token.
+fn energy(y: &[f32]) -> f64 {
+    y.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>() / y.len().max(1) as f64
+}
+
+/// The median of the mean squares of all tokens.
+fn typical_energy(targets: &[f32], hidden: usize) -> f64 {
+    let mut all: Vec<f64> = targets.chunks(hidden).map(energy).collect();
+    all.sort_by(f64::total_cmp);
+    all.get(all.len() / 2).copied().unwrap_or_default()
 }
 
 /// Inputs and targets of a block, `[tokens, hidden]`, in sequences of `window` tokens after each other.
@@ -90,7 +150,7 @@ pub(crate) fn tune_block(
     }
     let by_name: HashMap<&str, &UniSvqMatrix> = matrices.iter().map(|(name, matrix)| (*name, &**matrix)).collect();
     let mut block = TuneBlock::load(config, weights, layer, &by_name)?;
-    let (training, held_out) = split(config.hidden_size, data, options.held_out)?;
+    let (training, held_out) = split(config.hidden_size, data, options)?;
     if training.is_empty() || held_out.is_empty() {
         return Ok(None);
     }
@@ -105,13 +165,17 @@ pub(crate) fn tune_block(
 }
 
 /// Training sequences and held-out ones: one of every `share`, from the first on, so that a short last sequence is not the only one.
-fn split(hidden: usize, data: TuneData<'_>, share: usize) -> Result<(Vec<Sequence>, Vec<Sequence>), RuntimeError> {
+fn split(
+    hidden: usize,
+    data: TuneData<'_>,
+    options: &TuneOptions,
+) -> Result<(Vec<Sequence>, Vec<Sequence>), RuntimeError> {
     let len = data.window * hidden;
+    let typical = typical_energy(data.targets, hidden);
     let (mut training, mut held_out) = (Vec::new(), Vec::new());
     for (i, (x, y)) in data.inputs.chunks(len).zip(data.targets.chunks(len)).enumerate() {
-        let tensor = |v: &[f32]| Tensor::from_slice(v, (v.len() / hidden, hidden), &Device::Cpu);
-        let sequence = Sequence { x: tensor(x)?, y: tensor(y)? };
-        if i % share.max(2) == 0 { held_out.push(sequence) } else { training.push(sequence) }
+        let sequence = Sequence::new(x, y, hidden, options.weights, typical)?;
+        if i % options.held_out.max(2) == 0 { held_out.push(sequence) } else { training.push(sequence) }
     }
     Ok((training, held_out))
 }
@@ -133,16 +197,17 @@ fn train(
     let unit = if loss_before > 0.0 { 1.0 / loss_before } else { 1.0 };
     let n_steps = training.len().div_ceil(options.batch.max(1)) as u32 * options.epochs;
     let (mut best, mut loss_after) = (state(block)?, loss_before);
-    let (mut since, mut step, mut epochs) = (0, 0, 0);
+    let (mut since, mut step, mut epochs, mut rates) = (0, 0, 0, 1.0);
     while epochs < options.epochs && since < options.patience {
         for (b, batch) in training.chunks(options.batch.max(1)).enumerate() {
-            let n_tokens: usize = batch.iter().map(|s| s.x.dims()[0]).sum();
+            let n_tokens: usize = batch.iter().map(Sequence::n_tokens).sum();
             let (mut grads, mut shares) = (Vec::new(), Vec::new());
             for (i, sequence) in batch.iter().enumerate() {
                 at(b * options.batch.max(1) + i)?;
-                let loss = ((block.forward(&sequence.x)? - &sequence.y)?.sqr()?.mean_all()? * unit)?;
+                let factor = unit / sequence.n_values() as f64;
+                let loss = weighted_error(&block.forward(&sequence.x)?, &sequence.target, factor)?;
                 grads.push(loss.backward()?);
-                shares.push(sequence.x.dims()[0] as f64 / n_tokens as f64);
+                shares.push(sequence.n_tokens() as f64 / n_tokens as f64);
             }
             let rest = decay(step, n_steps);
             step += 1;
@@ -151,7 +216,7 @@ fn train(
                     Kind::InputScales | Kind::OutputScales => options.scale_rate,
                     Kind::Map | Kind::Offset | Kind::Norm => options.map_rate,
                 };
-                parameter.step(&grads, &shares, rate * rest, step)?;
+                parameter.step(&grads, &shares, rate * rates * rest)?;
             }
         }
         epochs += 1;
@@ -159,14 +224,14 @@ fn train(
         let stored = state(block)?;
         set(block, &stored)?;
         let found = loss(block, held_out)?;
-        set(block, &exact)?;
         if found < loss_after {
+            set(block, &exact)?;
             (best, loss_after, since) = (stored, found, 0);
-        } else if found.is_finite() {
-            since += 1;
         } else {
-            // A state that is not finite does not come back.
-            break;
+            since += 1;
+            rates /= 4.0;
+            set(block, &best)?;
+            block.parameters_mut().into_iter().try_for_each(Parameter::forget)?;
         }
     }
     set(block, &best)?;
@@ -179,13 +244,12 @@ fn decay(step: u32, n: u32) -> f64 {
     LAST_RATE + (1.0 - LAST_RATE) * (1.0 + (std::f64::consts::PI * at).cos()) / 2.0
 }
 
-/// Mean squared error over all tokens.
+/// Mean of the weighted squared errors of all values.
 fn loss(block: &TuneBlock, sequences: &[Sequence]) -> Result<f64, RuntimeError> {
     let (mut sum, mut n) = (0f64, 0usize);
     for sequence in sequences {
-        let error = (block.forward(&sequence.x)? - &sequence.y)?.flatten_all()?.to_vec1::<f32>()?;
-        sum += error.iter().map(|e| f64::from(*e).powi(2)).sum::<f64>();
-        n += error.len();
+        sum += sequence.target.error(&f32_slice(&block.forward(&sequence.x)?)?);
+        n += sequence.n_values();
     }
     Ok(sum / n.max(1) as f64)
 }

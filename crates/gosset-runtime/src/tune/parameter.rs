@@ -29,6 +29,8 @@ pub(super) struct Parameter {
     magnitude: f64,
     first: Tensor,
     second: Tensor,
+    /// Steps that the moments are of.
+    steps: i32,
 }
 
 /// Decay of the mean of gradients; Kingma & Ba, *Adam*, 2015, as the next two.
@@ -44,7 +46,7 @@ impl Parameter {
         let magnitude = (squares / values.len().max(1) as f64).sqrt();
         let var = variable(values, shape)?;
         let zeros = var.as_tensor().zeros_like()?.detach();
-        Ok(Self { kind, first: zeros.clone(), second: zeros, var, magnitude })
+        Ok(Self { kind, first: zeros.clone(), second: zeros, var, magnitude, steps: 0 })
     }
 
     /// All values, row-major.
@@ -66,14 +68,16 @@ impl Parameter {
         Ok(values)
     }
 
-    /// Step number `step`, from 1, of Adam with decoupled weight decay of zero.
-    pub(super) fn step(
-        &mut self,
-        grads: &[GradStore],
-        weights: &[f64],
-        rate: f64,
-        step: u32,
-    ) -> Result<(), RuntimeError> {
+    /// Forgets the moments.
+    pub(super) fn forget(&mut self) -> Result<(), RuntimeError> {
+        self.first = self.first.zeros_like()?;
+        self.second = self.second.zeros_like()?;
+        self.steps = 0;
+        Ok(())
+    }
+
+    /// A step of Adam with decoupled weight decay of zero.
+    pub(super) fn step(&mut self, grads: &[GradStore], weights: &[f64], rate: f64) -> Result<(), RuntimeError> {
         let mut sum: Option<Tensor> = None;
         for (grads, weight) in grads.iter().zip(weights) {
             let Some(grad) = grads.get(self.var.as_tensor()) else { continue };
@@ -84,10 +88,11 @@ impl Parameter {
             });
         }
         let Some(grad) = sum else { return Ok(()) };
+        self.steps += 1;
         self.first = ((&self.first * BETA_1)? + (&grad * (1.0 - BETA_1))?)?;
         self.second = ((&self.second * BETA_2)? + (grad.sqr()? * (1.0 - BETA_2))?)?;
-        let first = (&self.first / (1.0 - BETA_1.powi(step as i32)))?;
-        let second = (&self.second / (1.0 - BETA_2.powi(step as i32)))?;
+        let first = (&self.first / (1.0 - BETA_1.powi(self.steps)))?;
+        let second = (&self.second / (1.0 - BETA_2.powi(self.steps)))?;
         let change = ((first / (second.sqrt()? + EPSILON)?)? * (rate * self.magnitude))?;
         Ok(self.var.set(&(self.var.as_detached_tensor() - change)?)?)
     }

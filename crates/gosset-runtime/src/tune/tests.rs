@@ -13,8 +13,9 @@ use gosset_unisvq::{UniSvqMatrix, UniSvqSpec};
 
 use super::block::TuneBlock;
 use super::linear::{GridLinear, TuneLinear};
+use super::ops::weighted_error;
 use super::parameter::Kind;
-use super::{Sequence, TuneData, TuneOptions, loss, tune_block};
+use super::{Sequence, TokenWeights, TuneData, TuneOptions, loss, tune_block, typical_energy};
 use crate::attention::AttentionShape;
 use crate::calibration::{Calibration, CalibrationOptions, LayerInput};
 use crate::config::ModelConfig;
@@ -65,6 +66,12 @@ fn block(source: &MemorySource, matrices: &HashMap<String, UniSvqMatrix>) -> Tun
 fn hidden(config: &ModelConfig, n: usize, seed: u32) -> Tensor {
     let x = numbers(n * config.hidden_size, seed, 0.0, 1.0);
     Tensor::from_vec(x, (n, config.hidden_size), &Device::Cpu).unwrap()
+}
+
+fn sequence(x: &Tensor, y: &Tensor, weights: TokenWeights) -> Sequence {
+    let (x, y) = (f32_slice(x).unwrap(), f32_slice(y).unwrap());
+    let hidden = x.len() / 75;
+    Sequence::new(&x, &y, hidden, weights, typical_energy(&y, hidden)).unwrap()
 }
 
 fn sources() -> [(MemorySource, &'static str); 3] {
@@ -121,9 +128,11 @@ fn gradients_are_finite_differences() {
         let matrices = quantized(&mut source, spec);
         let config = config(&source);
         let block = block(&source, &matrices);
-        let sequence = [Sequence { x: hidden(&config, 75, 3), y: hidden(&config, 75, 4) }];
-        let error = (block.forward(&sequence[0].x).unwrap() - &sequence[0].y).unwrap();
-        let grads = error.sqr().unwrap().mean_all().unwrap().backward().unwrap();
+        let weights = if spec == "unisvq" { TokenWeights::Equal } else { TokenWeights::Relative };
+        let sequence = [sequence(&hidden(&config, 75, 3), &hidden(&config, 75, 4), weights)];
+        let factor = 1.0 / sequence[0].n_values() as f64;
+        let error = weighted_error(&block.forward(&sequence[0].x).unwrap(), &sequence[0].target, factor).unwrap();
+        let grads = error.backward().unwrap();
         let mut kinds = Vec::new();
         for (i, parameter) in block.parameters().into_iter().enumerate() {
             let grad = grads.get(parameter.var.as_tensor()).expect("a gradient").flatten_all().unwrap();
@@ -221,10 +230,9 @@ fn tuning_lowers_the_loss_and_gives_the_same_bits_for_any_number_of_threads() {
     for (name, values) in &first.unwrap().norms {
         source.tensor_mut(name).clone_from(values);
     }
-    let held_out = [Sequence {
-        x: x.narrow(0, 0, 32).unwrap(),
-        y: Tensor::from_slice(&targets[..32 * config.hidden_size], (32, config.hidden_size), &Device::Cpu).unwrap(),
-    }];
+    let (n, typical) = (32 * config.hidden_size, typical_energy(&targets, config.hidden_size));
+    let held_out = Sequence::new(&inputs[..n], &targets[..n], config.hidden_size, TokenWeights::Relative, typical);
+    let held_out = [held_out.unwrap()];
     let stored = loss(&block(&source, &tuned), &held_out).unwrap();
     assert!((stored / report.loss_after - 1.0).abs() < 1e-6, "{stored} for {report:?}");
 }

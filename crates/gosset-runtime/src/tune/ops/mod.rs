@@ -9,6 +9,7 @@ mod attention;
 mod codes;
 mod frame;
 mod gate;
+mod loss;
 mod norm;
 
 use candle_core::{CpuStorage, Layout, Result, Shape, Tensor};
@@ -18,6 +19,7 @@ pub(super) use attention::{Attention, attention};
 pub(super) use codes::{Codes, codes_product, constant_product};
 pub(super) use frame::{enter, leave};
 pub(super) use gate::gate;
+pub(super) use loss::{Target, weighted_error};
 pub(super) use norm::rms_norm;
 
 use crate::tensor::f32_slice;
