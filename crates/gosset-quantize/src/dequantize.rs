@@ -11,7 +11,7 @@ use std::time::Instant;
 use gosset_codec::DecodeScratch;
 use gosset_container::file_kind::check_replaceable;
 use gosset_container::safetensors_header::dtype_bits;
-use gosset_container::{Container, ContainerError, Storage, TensorEntry};
+use gosset_container::{Container, Storage, TensorEntry};
 use half::{bf16, f16};
 use rayon::prelude::*;
 use serde_json::json;
@@ -19,6 +19,7 @@ use serde_json::json;
 use crate::error::QuantizeError;
 use crate::observer::{Event, Observer};
 use crate::scan::BLOCK_VALUES;
+use crate::stored::StoredDecoder;
 
 /// Name of the weight file in the folder.
 const WEIGHTS: &str = "model.safetensors";
@@ -157,8 +158,16 @@ pub fn dequantize(
         let (tensor, n_weights) = (entry.name.as_str(), entry.n_weights());
         observer.event(&Event::Started { tensor, index, total, n_weights });
         match &entry.storage {
-            Storage::Coded { .. } => expand_coded(container, tensor, dtype, &mut file).map_err(|e| e.at(out_dir))?,
-            Storage::UniSvq { .. } => expand_unisvq(container, tensor, dtype, &mut file).map_err(|e| e.at(out_dir))?,
+            Storage::Coded { .. } => {
+                let coded = container.coded(tensor)?;
+                let decoder = StoredDecoder::Coded(coded.decoder()?);
+                expand_quantized(&decoder, tensor, dtype, &mut file).map_err(|e| e.at(out_dir))?;
+            }
+            Storage::UniSvq { .. } => {
+                let codes = container.unisvq(tensor)?;
+                let decoder = StoredDecoder::UniSvq(codes.decoder()?);
+                expand_quantized(&decoder, tensor, dtype, &mut file).map_err(|e| e.at(out_dir))?;
+            }
             _ if *expand => expand_raw(container, tensor, dtype, blocks, &mut file).map_err(|e| e.at(out_dir))?,
             _ => file.write_all(container.raw(tensor)?.bytes).map_err(io("writing"))?,
         }
@@ -292,45 +301,17 @@ impl ExpandError {
     }
 }
 
-fn expand_coded(
-    container: &Arc<Container>,
+fn expand_quantized(
+    decoder: &StoredDecoder<'_>,
     name: &str,
     dtype: FloatDtype,
     out: &mut impl Write,
 ) -> Result<(), ExpandError> {
-    let other = |e: ContainerError| ExpandError::Other(e.into());
-    let coded = container.coded(name).map_err(other)?;
-    let decoder = coded.decoder().map_err(other)?;
-    let (rows, cols) = (decoder.rows(), decoder.cols());
-    let unit = decoder.row_block();
-    let step = unit * (BLOCK_VALUES / (unit * cols).max(1)).max(1);
+    let (rows, cols, step) = (decoder.rows(), decoder.cols(), decoder.step());
     let overflow = Overflow::default();
     in_blocks(rows, step, out, |block, bytes| {
         let mut values = vec![0f32; block.len() * cols];
-        decoder
-            .decode_rows(block, &mut values, &mut DecodeScratch::new())
-            .map_err(|source| ExpandError::Other(QuantizeError::Codec { tensor: name.to_owned(), source }))?;
-        overflow.append(dtype, &values, bytes);
-        Ok(())
-    })?;
-    overflow.check(name, dtype)
-}
-
-fn expand_unisvq(
-    container: &Arc<Container>,
-    name: &str,
-    dtype: FloatDtype,
-    out: &mut impl Write,
-) -> Result<(), ExpandError> {
-    let other = |e: ContainerError| ExpandError::Other(e.into());
-    let tensor = container.unisvq(name).map_err(other)?;
-    let decoder = tensor.decoder().map_err(other)?;
-    let (rows, cols, unit) = (decoder.rows(), decoder.cols(), decoder.row_block());
-    let step = unit * (BLOCK_VALUES / (unit * cols).max(1)).max(1);
-    let overflow = Overflow::default();
-    in_blocks(rows, step, out, |block, bytes| {
-        let mut values = vec![0f32; block.len() * cols];
-        decoder.decode_rows(block, &mut values);
+        decoder.decode(name, block, &mut values, &mut DecodeScratch::new()).map_err(ExpandError::Other)?;
         overflow.append(dtype, &values, bytes);
         Ok(())
     })?;

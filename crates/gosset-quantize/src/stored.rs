@@ -98,14 +98,14 @@ pub(crate) enum StoredDecoder<'a> {
 }
 
 impl StoredDecoder<'_> {
-    fn rows(&self) -> usize {
+    pub(crate) fn rows(&self) -> usize {
         match self {
             StoredDecoder::Coded(d) => d.rows(),
             StoredDecoder::UniSvq(d) => d.rows(),
         }
     }
 
-    fn cols(&self) -> usize {
+    pub(crate) fn cols(&self) -> usize {
         match self {
             StoredDecoder::Coded(d) => d.cols(),
             StoredDecoder::UniSvq(d) => d.cols(),
@@ -113,7 +113,7 @@ impl StoredDecoder<'_> {
     }
 
     /// Rows of a block that is decoded at a time: whole units of the code, about 2^16 values.
-    fn step(&self) -> usize {
+    pub(crate) fn step(&self) -> usize {
         let unit = match self {
             StoredDecoder::Coded(d) => d.row_block(),
             StoredDecoder::UniSvq(d) => d.row_block(),
@@ -129,7 +129,8 @@ impl StoredDecoder<'_> {
         }
     }
 
-    fn decode(
+    /// Writes some rows to `out`, row-major.
+    pub(crate) fn decode(
         &self,
         tensor: &str,
         rows: Range<usize>,

@@ -1,5 +1,7 @@
 //! Fast Walsh-Hadamard transform.
 
+use core::ops::{Add, Sub};
+
 use crate::arch::{self, Backend};
 
 /// Replaces `x` by `H x`, with `H` the Sylvester-Hadamard matrix of order `x.len()`: natural order, entries ±1.
@@ -38,15 +40,30 @@ pub fn fwht(x: &mut [f32]) {
 /// ```
 pub fn fwht_scalar(x: &mut [f32]) {
     check_len(x.len());
-    let mut stride = 1;
-    while stride < x.len() {
-        for pair in x.chunks_exact_mut(2 * stride) {
-            let (lo, hi) = pair.split_at_mut(stride);
+    butterflies(x, 1);
+}
+
+/// The unnormalised Walsh-Hadamard transform along the outer axis of `x`, whose elements are runs of `stride` values, in the order of
+/// [`fwht`]; for f32 and f64, and for columns of a row-major matrix.
+///
+/// The length of `x` over `stride` is a power of two; otherwise `x` holds meaningless values afterwards.
+///
+/// ```
+/// // Two columns, four rows.
+/// let mut x = [1.0f64, 0.0, 2.0, 0.0, 3.0, 0.0, 4.0, 1.0];
+/// gosset_transform::butterflies(&mut x, 2);
+/// assert_eq!(x, [10.0, 1.0, -2.0, -1.0, -4.0, -1.0, 0.0, 1.0]);
+/// ```
+pub fn butterflies<T: Copy + Add<Output = T> + Sub<Output = T>>(x: &mut [T], stride: usize) {
+    let mut half = stride;
+    while half < x.len() {
+        for pair in x.chunks_exact_mut(2 * half) {
+            let (lo, hi) = pair.split_at_mut(half);
             for (a, b) in lo.iter_mut().zip(hi) {
                 (*a, *b) = (*a + *b, *a - *b);
             }
         }
-        stride *= 2;
+        half *= 2;
     }
 }
 

@@ -6,7 +6,7 @@ use core::fmt;
 use core::ops::{Add, Mul, Neg, Sub};
 
 use crate::error::TransformError;
-use crate::fwht;
+use crate::fwht::{butterflies, fwht};
 use crate::hadamard_order::{self, Construction, MAX_PALEY_ORDER};
 use crate::plan::MAX_WIDTH;
 
@@ -178,20 +178,6 @@ trait Real: Copy + Default + Add<Output = Self> + Sub<Output = Self> + Mul<Outpu
 
 impl Real for f32 {}
 impl Real for f64 {}
-
-/// The transform along the outer axis of `x`, whose length is a power of two, with inner elements of `stride`.
-fn butterflies<T: Real>(x: &mut [T], stride: usize) {
-    let mut half = stride;
-    while half < x.len() {
-        for pair in x.chunks_exact_mut(2 * half) {
-            let (lo, hi) = pair.split_at_mut(half);
-            for (a, b) in lo.iter_mut().zip(hi) {
-                (*a, *b) = (*a + *b, *a - *b);
-            }
-        }
-        half *= 2;
-    }
-}
 
 /// The product with a Paley matrix, or its transpose, along the outer axis of `x`.
 fn mix<T: Real>(x: &mut [T], scratch: &mut Vec<T>, order: usize, stride: usize, negative: &[bool], transposed: bool) {

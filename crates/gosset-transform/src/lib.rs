@@ -54,7 +54,7 @@ mod signs;
 
 pub use arch::Backend;
 pub use error::TransformError;
-pub use fwht::{fwht, fwht_scalar};
+pub use fwht::{butterflies, fwht, fwht_scalar};
 pub use hadamard::Hadamard;
 pub use hadamard_order::MAX_PALEY_ORDER;
 pub use philox::{Domain, RandomStream, philox4x32_10};

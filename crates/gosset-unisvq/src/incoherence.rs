@@ -1,6 +1,6 @@
 //! The frames in which a matrix is quantized: orthonormal transforms of its input and output sides.
 
-use gosset_transform::{Hadamard, Signs, TilePlan, TileRun, fwht};
+use gosset_transform::{Hadamard, Signs, TilePlan, TileRun, butterflies, fwht};
 use serde::{Deserialize, Serialize};
 
 use crate::UniSvqError;
@@ -284,22 +284,5 @@ fn each_tile<T>(runs: &[TileRun], x: &mut [T], f: impl Fn(&TileRun, &mut [T])) {
         let (head, tail) = rest.split_at_mut(run.columns() as usize);
         head.chunks_exact_mut(run.tile as usize).for_each(|tile| f(run, tile));
         rest = tail;
-    }
-}
-
-/// The unnormalised Walsh-Hadamard transform of elements of `stride` values each, in the order of [`fwht`].
-fn butterflies<T>(x: &mut [T], stride: usize)
-where
-    T: Copy + std::ops::Add<Output = T> + std::ops::Sub<Output = T>,
-{
-    let mut half = stride;
-    while half < x.len() {
-        for pair in x.chunks_exact_mut(2 * half) {
-            let (lo, hi) = pair.split_at_mut(half);
-            for (a, b) in lo.iter_mut().zip(hi) {
-                (*a, *b) = (*a + *b, *a - *b);
-            }
-        }
-        half *= 2;
     }
 }

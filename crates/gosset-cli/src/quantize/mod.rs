@@ -250,7 +250,7 @@ fn opening(source: &dyn ModelSource, plan: &Plan, calibration: Option<&Calibrati
     text
 }
 
-/// Most memory that a run with calibration takes: program, activations, and the tensor that is worked on.
+/// Most memory that a run with calibration takes: program, activations, and the tensors that are worked on.
 fn peak_bytes(plan: &Plan, calibration: &Calibration<'_>) -> u64 {
     /// Program, allocator and thread stacks: 45 MB were measured beside a model of 0.3 MB.
     const PROGRAM: u64 = 64 << 20;

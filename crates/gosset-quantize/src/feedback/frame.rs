@@ -1,6 +1,6 @@
 //! Matrices and second moments in the frame in which they are rounded.
 
-use gosset_transform::Rht;
+use gosset_transform::{Rht, butterflies};
 use gosset_unisvq::{Hessian, UniSvqError};
 use rayon::prelude::*;
 
@@ -53,16 +53,7 @@ fn rotate(row: &mut [f64], rht: &Rht) {
         let tile = run.tile as usize;
         let (here, after) = rest.split_at_mut(tile * run.count as usize);
         for x in here.chunks_exact_mut(tile) {
-            let mut stride = 1;
-            while stride < tile {
-                for pair in x.chunks_exact_mut(2 * stride) {
-                    let (a, b) = pair.split_at_mut(stride);
-                    for (a, b) in a.iter_mut().zip(b) {
-                        (*a, *b) = (*a + *b, *a - *b);
-                    }
-                }
-                stride *= 2;
-            }
+            butterflies(x, 1);
             let scale = 1.0 / (tile as f64).sqrt();
             x.iter_mut().for_each(|v| *v *= scale);
         }
