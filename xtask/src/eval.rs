@@ -48,8 +48,8 @@ pub(crate) struct EvalArgs {
     #[arg(long, value_name = "LIST", conflicts_with = "container")]
     target_bpw: Option<String>,
     /// Codecs and baselines, comma-separated: `e8`, `shift-16`, `e8+feedback`, `unisvq`, `unisvq+ft`, `gptq`, `e8p`, `higgs2`, `q3_k`, …;
-    /// `e8-rice@3.5` fixes the rate of one, `none` asks for the unquantized model alone [default: the best data-free codec; the run
-    /// says which and why].
+    /// `e8-rice@3.5` fixes the payload of one, `e8-rice@3.5bpw` all of its bits, `none` asks for the unquantized model alone [default: the
+    /// best data-free codec; the run says which and why].
     #[arg(long, value_name = "LIST", conflicts_with = "container")]
     codecs: Option<String>,
     /// UniSVQ at 2 bits, whole and with each of its parts left out or replaced, instead of codecs.

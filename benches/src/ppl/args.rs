@@ -51,7 +51,8 @@ pub struct Args {
     /// All-in rates in bits per weight: every byte of the quantized tensors counts, and bits are shared out among tensors.
     #[arg(long, value_name = "LIST", value_delimiter = ',', conflicts_with = "container")]
     pub target_bpw: Option<Vec<f64>>,
-    /// Codecs and baselines; `e8-rice@3.5` fixes the rate of one, `none` asks for the unquantized model alone.
+    /// Codecs and baselines; `e8-rice@3.5` fixes the payload of one, `e8-rice@3.5bpw` all of its bits, `none` asks for the unquantized
+    /// model alone.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = BEST_CODEC, conflicts_with = "container")]
     pub codecs: Vec<String>,
     /// Quantize embeddings and output head too, at this payload rate.

@@ -62,7 +62,10 @@ pub(super) struct AskedRates<'a> {
     pub(super) all_in: Option<&'a [f64]>,
 }
 
-/// The rows for `names` (`codec` or `codec@rate`) in order, each once, and what is left out.
+/// What follows the number of an all-in rate in a name: `e8@2bpw`, as in the labels of rows.
+const ALL_IN: &str = "bpw";
+
+/// The rows for `names` (`codec`, `codec@rate` or `codec@ratebpw`) in order, each once, and what is left out.
 ///
 /// A method that has one rate only is measured at it, once. Of the rates in a list those that a method cannot reach are left out; an
 /// explicit `codec@rate`, and a method that reaches none of them, are errors. Baselines have payload rates only: where all-in rates
@@ -73,8 +76,12 @@ pub(super) fn targets(names: &[String], asked: AskedRates<'_>) -> Result<(Vec<Ta
     for text in names.iter().map(|name| name.trim()).filter(|name| *name != "none") {
         let (name, explicit) = match text.split_once('@') {
             Some((name, rate)) => {
-                let rate: f64 = rate.parse().with_context(|| format!("--codecs {text}: the rate after @"))?;
-                (name, Some(rate))
+                let (number, of): (_, fn(f64) -> QuantizeTarget) = match rate.strip_suffix(ALL_IN) {
+                    Some(number) => (number, QuantizeTarget::AllInBpw),
+                    None => (rate, QuantizeTarget::PayloadBps),
+                };
+                let number: f64 = number.parse().with_context(|| format!("--codecs {text}: the rate after @"))?;
+                (name, Some(of(number)))
             }
             None => (text, None),
         };
@@ -93,18 +100,26 @@ pub(super) fn targets(names: &[String], asked: AskedRates<'_>) -> Result<(Vec<Ta
 
 fn codec_rows(
     info: &MethodInfo,
-    explicit: Option<f64>,
+    explicit: Option<QuantizeTarget>,
     asked: AskedRates<'_>,
     left_out: &mut Vec<String>,
 ) -> Result<Vec<Target>> {
     let row = |rate| Target::of_method(info, QuantizeTarget::PayloadBps(rate));
     let check = |rate: f64| Method::parse(&info.name, rate);
-    if let Some(rate) = explicit {
-        check(rate).with_context(|| format!("{}@{rate}", info.name))?;
-        return Ok(vec![row(rate)]);
+    let is_positive = |bpw: f64| bpw.is_finite() && bpw > 0.0;
+    if let Some(target) = explicit {
+        match target {
+            QuantizeTarget::PayloadBps(rate) => drop(check(rate).with_context(|| format!("{}@{rate}", info.name))?),
+            // What a model can make of it is known when its shapes are.
+            QuantizeTarget::AllInBpw(bpw) if !is_positive(bpw) => {
+                bail!("{}@{target}: expected a positive rate in bits per weight", info.name)
+            }
+            _ => {}
+        }
+        return Ok(vec![Target::of_method(info, target)]);
     }
     let all_in = asked.all_in.unwrap_or_default();
-    if let Some(bad) = all_in.iter().find(|bpw| !bpw.is_finite() || **bpw <= 0.0) {
+    if let Some(bad) = all_in.iter().find(|bpw| !is_positive(**bpw)) {
         bail!("--target-bpw {bad}: expected a positive rate in bits per weight");
     }
     let mut rows: Vec<Target> =
@@ -132,7 +147,7 @@ fn codec_rows(
 
 fn baseline_rows(
     name: &str,
-    explicit: Option<f64>,
+    explicit: Option<QuantizeTarget>,
     asked: AskedRates<'_>,
     left_out: &mut Vec<String>,
 ) -> Result<Vec<Target>> {
@@ -144,7 +159,10 @@ fn baseline_rows(
         bail!("unknown codec `{name}`, expected one of {}", names().join(", "));
     };
     let there_are = || rates.iter().map(f64::to_string).collect::<Vec<_>>().join(", ");
-    if let Some(rate) = explicit {
+    if let Some(target) = explicit {
+        let QuantizeTarget::PayloadBps(rate) = target else {
+            bail!("{name}@{target}: baselines have payload rates only, expected one of {}", there_are());
+        };
         if !rates.contains(&rate) {
             bail!("{name} has no form of {rate} bits per weight, expected one of {}", there_are());
         }
@@ -269,5 +287,16 @@ mod tests {
             ["e8-rice@3bpw", "higgs2@3", "q4_k@4"]
         );
         assert_eq!(labels(&["e8-rice"], Some(&[2.0]), all_in).unwrap(), ["e8-rice@3bpw", "e8-rice@2"]);
+    }
+
+    #[test]
+    fn a_name_may_fix_its_all_in_rate() {
+        let names = ["e8+feedback@2bpw", "e8+feedback@2", "unisvq@2", "e8p@2"];
+        assert_eq!(labels(&names, None, None).unwrap(), names);
+        let (rows, _) = targets(&[names[0].to_owned()], AskedRates { payload: None, all_in: None }).unwrap();
+        assert_eq!((rows[0].rate, rows[0].calibrated), (QuantizeTarget::AllInBpw(2.0), true));
+        for bad in ["e8@0bpw", "e8@-1bpw", "e8@nanbpw", "e8@bpw", "e8@2bpwx", "f9@2bpw", "e8p@2bpw"] {
+            assert!(labels(&[bad], None, None).is_err(), "{bad}");
+        }
     }
 }
