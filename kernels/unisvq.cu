@@ -18,6 +18,7 @@
 
 #include <cuda_fp16.h>
 
+#include "copy.cuh"
 #include "params.cuh"
 #include "rht.cuh"
 #include "unisvq.cuh"
@@ -25,56 +26,22 @@
 namespace {
 
 using namespace unisvq;
+using gosset::commit_copies;
+using gosset::copy_16;
+using gosset::load_shared;
+using gosset::wait_for_copy;
 
 constexpr uint32_t kGroupTiles = 8;
-constexpr uint32_t kVectorX = 1, kVectorY = 2, kAdd = 4, kFinish = 8, kInput = 16, kOutput = 32;
-
-__device__ __forceinline__ void copy_16(uint32_t to, const uint4* from) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-
-// Waits until all but the newest `depth` - 1 copies have come.
-__device__ __forceinline__ void wait_for_copy(uint32_t depth) {
-    switch (depth) {
-        case 1: asm volatile("cp.async.wait_group 0;" ::: "memory"); break;
-        case 2: asm volatile("cp.async.wait_group 1;" ::: "memory"); break;
-        case 3: asm volatile("cp.async.wait_group 2;" ::: "memory"); break;
-        case 4: asm volatile("cp.async.wait_group 3;" ::: "memory"); break;
-        case 5: asm volatile("cp.async.wait_group 4;" ::: "memory"); break;
-        case 6: asm volatile("cp.async.wait_group 5;" ::: "memory"); break;
-        case 7: asm volatile("cp.async.wait_group 6;" ::: "memory"); break;
-        default: asm volatile("cp.async.wait_group 7;" ::: "memory"); break;
-    }
-}
-
-__device__ __forceinline__ uint4 load_shared(uint32_t at) {
-    uint4 v;
-    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at) : "memory");
-    return v;
-}
 
 // Transforms a group of rows of all activations and writes it.
 __device__ __forceinline__ void finish(const UniSvqParams& p, uint32_t group, int lane) {
     const uint32_t row = group * 128 + lane * 4;
-    float sv[4];
-    halves(sv, p.output_scales + row);
-    const float scale = p.group_scales[group];
+    const Rows rows = rows_of(p, group, lane);
 #pragma unroll 1
     for (uint32_t b = 0; b < p.batch; ++b) {
         const float4 f = __ldcg(reinterpret_cast<const float4*>(p.z + static_cast<size_t>(b) * p.z_stride + row));
-        float v[4] = {f.x * scale, f.y * scale, f.z * scale, f.w * scale};
-        if (p.flags & kOutput) transform(v, p.output_logs, row);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) v[i] *= sv[i];
-        float* y = p.y + static_cast<size_t>(b) * p.rows + row;
-        if ((p.flags & kVectorY) && row + 4 <= p.rows) {
-            *reinterpret_cast<float4*>(y) = make_float4(v[0], v[1], v[2], v[3]);
-        } else {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                if (row + i < p.rows) y[i] = v[i];
-            }
-        }
+        const float v[4] = {f.x, f.y, f.z, f.w};
+        write_rows(p, rows, row, b, v);
     }
 }
 
@@ -177,7 +144,7 @@ __device__ __forceinline__ void product(const UniSvqParams& p) {
                 }
             }
         }
-        asm volatile("cp.async.commit_group;" ::: "memory");
+        commit_copies();
         ++asked;
         at += p.row_units * (BITS * 32);
         put += kStageBytes;

@@ -1180,15 +1180,16 @@ struct UniSvqPrepareParams {
     const __half* input_scales;  // S_U, padded to whole units
     const uint32_t* input_logs;  // log2 of the tile of each column, a byte each; null: 128
     const float* fold_table;  // as in UniSvqParams
-    uint32_t* prepared;  // `[row_units, x_blocks, 4, 32, 4]`
+    uint32_t* prepared;  // `[row_units, x_blocks, 4, 32, 4]`, halves: `[row_units, x_blocks, 8, 32, 4]`
     float2* activations;  // half the step and beta of each
     uint32_t cols;
     uint32_t row_units;
     uint32_t batch;
-    uint32_t x_blocks;  // blocks of four activations
+    uint32_t x_blocks;  // blocks of four activations, halves: of eight
     uint32_t fold;
     float centre;
-    uint32_t flags;  // 1: x by 16 bytes, 16: rotate
+    uint32_t shifts;  // halves: what quad `i` of 8 is divided by, log2 in bits `4 i` and up
+    uint32_t flags;  // 1: x by 16 bytes, 16: rotate, 64: halves
 };
 static_assert(sizeof(UniSvqPrepareParams) == 80);
 static_assert(offsetof(UniSvqPrepareParams, x) == 0);
@@ -1203,4 +1204,61 @@ static_assert(offsetof(UniSvqPrepareParams, batch) == 56);
 static_assert(offsetof(UniSvqPrepareParams, x_blocks) == 60);
 static_assert(offsetof(UniSvqPrepareParams, fold) == 64);
 static_assert(offsetof(UniSvqPrepareParams, centre) == 68);
-static_assert(offsetof(UniSvqPrepareParams, flags) == 72);
+static_assert(offsetof(UniSvqPrepareParams, shifts) == 72);
+static_assert(offsetof(UniSvqPrepareParams, flags) == 76);
+
+// Sums of products of affine-grid codes with up to 64 activations.
+struct UniSvqGemmParams {
+    const uint4* words;  // `[tiles, row_units, BITS, 32]`
+    const uint4* x;  // `[row_units, blocks of eight, 8, 32]`
+    float4* parts;  // `[segments, part_tiles, blocks of eight, 32]`
+    uint32_t tiles;  // tiles of 16 rows
+    uint32_t part_tiles;  // the same, up to whole groups of 128 rows
+    uint32_t row_units;  // units of 256 columns in a row
+    uint32_t n_items;  // units of all row blocks
+    uint32_t depth;  // 2 to 8: stages of shared memory
+};
+static_assert(sizeof(UniSvqGemmParams) == 48);
+static_assert(offsetof(UniSvqGemmParams, words) == 0);
+static_assert(offsetof(UniSvqGemmParams, x) == 8);
+static_assert(offsetof(UniSvqGemmParams, parts) == 16);
+static_assert(offsetof(UniSvqGemmParams, tiles) == 24);
+static_assert(offsetof(UniSvqGemmParams, part_tiles) == 28);
+static_assert(offsetof(UniSvqGemmParams, row_units) == 32);
+static_assert(offsetof(UniSvqGemmParams, n_items) == 36);
+static_assert(offsetof(UniSvqGemmParams, depth) == 40);
+
+// From sums of products with many activations to results.
+struct UniSvqFinishParams {
+    const float4* parts;  // `[segments, part_tiles, x_blocks, 32]`
+    const float2* activations;  // factor and beta of each
+    const __half* output_scales;  // S_V, padded to whole groups of 128 rows
+    const float* group_scales;  // factor of each group of 128 rows
+    const uint32_t* output_logs;  // log2 of the tile of each row, a byte each; null: 128
+    float* y;  // `[batch, rows]`
+    uint32_t rows;
+    uint32_t part_tiles;  // tiles of 16 rows, up to whole groups of 128 rows
+    uint32_t batch;
+    uint32_t x_blocks;  // blocks of eight activations that there is room for
+    uint32_t row_units;  // units of 256 columns in a row
+    uint32_t n_items;  // units of all row blocks
+    uint32_t n_blocks;  // blocks of the product
+    uint32_t block_rows;  // rows of a row block, a multiple of 128
+    uint32_t flags;  // 2: y by 16 bytes, 32: rotate
+};
+static_assert(sizeof(UniSvqFinishParams) == 88);
+static_assert(offsetof(UniSvqFinishParams, parts) == 0);
+static_assert(offsetof(UniSvqFinishParams, activations) == 8);
+static_assert(offsetof(UniSvqFinishParams, output_scales) == 16);
+static_assert(offsetof(UniSvqFinishParams, group_scales) == 24);
+static_assert(offsetof(UniSvqFinishParams, output_logs) == 32);
+static_assert(offsetof(UniSvqFinishParams, y) == 40);
+static_assert(offsetof(UniSvqFinishParams, rows) == 48);
+static_assert(offsetof(UniSvqFinishParams, part_tiles) == 52);
+static_assert(offsetof(UniSvqFinishParams, batch) == 56);
+static_assert(offsetof(UniSvqFinishParams, x_blocks) == 60);
+static_assert(offsetof(UniSvqFinishParams, row_units) == 64);
+static_assert(offsetof(UniSvqFinishParams, n_items) == 68);
+static_assert(offsetof(UniSvqFinishParams, n_blocks) == 72);
+static_assert(offsetof(UniSvqFinishParams, block_rows) == 76);
+static_assert(offsetof(UniSvqFinishParams, flags) == 80);

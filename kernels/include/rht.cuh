@@ -29,13 +29,10 @@ __device__ __forceinline__ void flip_signs(float (&v)[4], uint32_t nibble) {
 
 // One butterfly stage at stride 4 * (1 << B) between lanes.
 __device__ __forceinline__ void lane_stage(float (&v)[4], int mask) {
-    const bool upper = (threadIdx.x & mask) != 0;
+    // The lower of a pair becomes a + b, the upper a - b: a product with one or minus one is exact, so that the sum is rounded once.
+    const float sign = (threadIdx.x & mask) != 0 ? -1.0f : 1.0f;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const float other = __shfl_xor_sync(0xffffffffu, v[i], mask);
-        // The lower of a pair becomes a + b, the upper a - b: a sum with one operand's sign flipped.
-        v[i] = other + (upper ? -v[i] : v[i]);
-    }
+    for (int i = 0; i < 4; ++i) v[i] = __fmaf_rn(v[i], sign, __shfl_xor_sync(0xffffffffu, v[i], mask));
 }
 
 // The unnormalised transform of tiles of 2^LOG <= 128 columns; blockDim.x must be a multiple of 32.

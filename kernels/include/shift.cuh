@@ -28,7 +28,11 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "mma.cuh"
+
 namespace shift {
+
+using gosset::mma;
 
 constexpr unsigned kTableAt = 1024;
 constexpr unsigned kTableBytes = 1024 * 128;
@@ -197,22 +201,6 @@ __device__ __forceinline__ unsigned b_word_of_tiles(unsigned c) {
 template <class F>
 __device__ __forceinline__ unsigned b_word_of(unsigned c) {
     return F::rows ? c : b_word_of_tiles(c);
-}
-
-// d += a b, 16 x 16 by 16 x 8; `kFirst`: d = a b.
-template <bool kFirst = false>
-__device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    if constexpr (kFirst) {
-        asm volatile(
-            "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
-            : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.0f));
-    } else {
-        asm volatile(
-            "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-    }
 }
 
 // acc[i] += the weights of row g + 8 i of mma `kJ` times their activations, halves of columns apart. For one activation:

@@ -22,6 +22,7 @@ namespace unisvq {
 constexpr uint32_t kTileRows = 16;
 constexpr uint32_t kUnitCols = 256;
 constexpr uint32_t kAll = 0xffffffffu;
+constexpr uint32_t kVectorX = 1, kVectorY = 2, kAdd = 4, kFinish = 8, kInput = 16, kOutput = 32, kHalves = 64;
 
 // d += a b: 16 x 32 unsigned codes, 32 x 8 signed planes.
 __device__ __forceinline__ void mma(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
@@ -38,7 +39,8 @@ struct Codes {
     static constexpr uint32_t kMask = ((1u << WIDTH) - 1) * 0x01010101u;
 
     // Quad `i` of word `k` of the vectors, and its place.
-    __device__ static __forceinline__ uint32_t quad(const uint32_t (&v)[WIDTH][4], int i, int k) {
+    template <int WORDS>
+    __device__ static __forceinline__ uint32_t quad(const uint32_t (&v)[WIDTH][WORDS], int i, int k) {
         if (WIDTH == 3) {
             if (i >= 6) return (v[i - 6][k] & 0xc0c0c0c0u) | (v[WIDTH - 1][k] >> (8 - i) & 0x20202020u);
             return v[i % 3][k] & kMask << (3 * (i / 3));
@@ -49,6 +51,17 @@ struct Codes {
     __device__ static constexpr int place(int i) { return WIDTH == 3 ? i / 3 : i % kPlaces; }
     // Bits that sums of a place are shifted by.
     __device__ static constexpr int shift(int place) { return WIDTH == 3 && place == 2 ? 5 : WIDTH * place; }
+
+    // Quad `i` of both rows of a lane as an operand of products of halves: its codes 0 and 2, then 1 and 3. A code is the mantissa of a half that
+    // is not normal, 2^(shift - 24) times the code without error, for tensor cores take such numbers as they are.
+    __device__ static __forceinline__ void halves(uint32_t (&a)[4], const uint32_t (&v)[WIDTH][2], int i) {
+#pragma unroll
+        for (int k = 0; k < 2; ++k) {
+            const uint32_t codes = quad(v, i, k);
+            a[k] = codes & 0x00ff00ffu;
+            a[2 + k] = codes >> 8 & 0x00ff00ffu;
+        }
+    }
 
     // Sum `k` of all places.
     __device__ static __forceinline__ int total(const int (&d)[kPlaces][4], int k) {
@@ -120,6 +133,38 @@ __device__ __forceinline__ void halves(float (&v)[4], const void* at) {
     const uint2 h = *static_cast<const uint2*>(at);
     const float2 a = __half22float2(*reinterpret_cast<const __half2*>(&h.x)), b = __half22float2(*reinterpret_cast<const __half2*>(&h.y));
     v[0] = a.x, v[1] = a.y, v[2] = b.x, v[3] = b.y;
+}
+
+// Factors of four rows of a group of 128.
+struct Rows {
+    float factors[4];
+    float scale;
+};
+
+template <class P>
+__device__ __forceinline__ Rows rows_of(const P& p, uint32_t group, int lane) {
+    Rows rows;
+    halves(rows.factors, p.output_scales + group * 128 + lane * 4);
+    rows.scale = p.group_scales[group];
+    return rows;
+}
+
+// Transforms four rows per lane of activation `b` and writes them.
+template <class P>
+__device__ __forceinline__ void write_rows(const P& p, const Rows& rows, uint32_t row, uint32_t b, const float (&z)[4]) {
+    float v[4] = {z[0] * rows.scale, z[1] * rows.scale, z[2] * rows.scale, z[3] * rows.scale};
+    if (p.flags & kOutput) transform(v, p.output_logs, row);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) v[i] *= rows.factors[i];
+    float* y = p.y + static_cast<size_t>(b) * p.rows + row;
+    if ((p.flags & kVectorY) && row + 4 <= p.rows) {
+        *reinterpret_cast<float4*>(y) = make_float4(v[0], v[1], v[2], v[3]);
+    } else {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            if (row + i < p.rows) y[i] = v[i];
+        }
+    }
 }
 
 // The affine map on the side of the activation, by groups of d consecutive columns: t' = A^T t, and what B and the centre of the

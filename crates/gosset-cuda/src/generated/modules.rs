@@ -128,6 +128,10 @@ pub(crate) enum Module {
     FixedK4,
     /// `unisvq_prepare.cu`
     UnisvqPrepare,
+    /// `unisvq_gemm.cu -DBITS=2`
+    UnisvqGemmK2,
+    /// `unisvq_gemm.cu -DBITS=3`
+    UnisvqGemmK3,
     /// `unisvq.cu -DBITS=2`
     UnisvqK2,
     /// `unisvq.cu -DBITS=3`
@@ -189,6 +193,8 @@ impl Module {
         Module::FixedK2,
         Module::FixedK4,
         Module::UnisvqPrepare,
+        Module::UnisvqGemmK2,
+        Module::UnisvqGemmK3,
         Module::UnisvqK2,
         Module::UnisvqK3,
         Module::UnisvqK4,
@@ -247,6 +253,8 @@ impl Module {
             Module::FixedK2 => "fixed_k2",
             Module::FixedK4 => "fixed_k4",
             Module::UnisvqPrepare => "unisvq_prepare",
+            Module::UnisvqGemmK2 => "unisvq_gemm_k2",
+            Module::UnisvqGemmK3 => "unisvq_gemm_k3",
             Module::UnisvqK2 => "unisvq_k2",
             Module::UnisvqK3 => "unisvq_k3",
             Module::UnisvqK4 => "unisvq_k4",
@@ -484,6 +492,17 @@ impl Module {
             ],
             Module::UnisvqPrepare => &[
                 Entry { name: "unisvq_prepare", param_bytes: 80 },
+                Entry { name: "unisvq_finish", param_bytes: 88 },
+            ],
+            Module::UnisvqGemmK2 => &[
+                Entry { name: "unisvq_gemm_16", param_bytes: 48 },
+                Entry { name: "unisvq_gemm_32", param_bytes: 48 },
+                Entry { name: "unisvq_gemm_64", param_bytes: 48 },
+            ],
+            Module::UnisvqGemmK3 => &[
+                Entry { name: "unisvq_gemm_16", param_bytes: 48 },
+                Entry { name: "unisvq_gemm_32", param_bytes: 48 },
+                Entry { name: "unisvq_gemm_64", param_bytes: 48 },
             ],
             Module::UnisvqK2 => &[
                 Entry { name: "unisvq_4", param_bytes: 160 },
@@ -527,13 +546,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "12c035fffcc638f7284305304e5c7600eb4d1c4b936e9c4cf65a597e5f13eba4",
+                    hash: "2d38389002301b7e9f73df6e279b2c30a71962fe53bded76c9a472885bb78fb4",
                     ptx: include_str!("../../ptx/model_ops.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "44402986a0c5d3082e5a441f3f94d893322a32fc0434e427ba3d1e83f9728605",
+                    hash: "28d851ad6825734f859b7e1765fc030b2c5fb01bd1fbcd8cbf36ee83577c0b7c",
                     ptx: include_str!("../../ptx/model_ops.sm_90a.ptx"),
                 },
             ],
@@ -639,13 +658,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "140b6bcd88b33ba13dfd168cf01abd26b1b87714276daa3d0e93ec4f1b0b04da",
+                    hash: "8c173a9a6f130da015d24cb166bd5fca3194dd4a9b9f4f7480956cb7a7cf1383",
                     ptx: include_str!("../../ptx/rht.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "7589bf7f243a4e254fff40fd4541f7b8b29c0ed3855ca0d9753290dd2ecfa352",
+                    hash: "852b1a7814aefac167f04c160b97a0eaa4939247879293396a71585c786ee585",
                     ptx: include_str!("../../ptx/rht.sm_90a.ptx"),
                 },
             ],
@@ -797,13 +816,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "c9ee123b2469f840627ca5aa7b75223e5570a0c6c499fa229dadd9aa8915287e",
+                    hash: "07ccda121cbbbb679f4d82b2a544aa8ee1e330a89029ec7d20b63a967439906d",
                     ptx: include_str!("../../ptx/shift_prepare.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "1e76027c8532f558be6937d0e24d63302a0b460ff340b62865c69e8ab9c95469",
+                    hash: "d7a4ce5144a822ae5072b3eb789158bb21cf9156bbb35d839dfb59ea07e3890e",
                     ptx: include_str!("../../ptx/shift_prepare.sm_90a.ptx"),
                 },
             ],
@@ -811,13 +830,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "660f023964600eab84200f268e2f1ab2e1076eed13e6fdbf8708eb7e164dada9",
+                    hash: "7645a2eaacd93d1306c6940a656de6b5c62a473a20f566680224abafee0f7b32",
                     ptx: include_str!("../../ptx/shift_gemv_k2.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "e2b35b976a3af98bde82825e1756856ba77570aaf26560b2d6d6b446528a218d",
+                    hash: "7a9c871c486e2098e6b837a75034a859dd46330d57ab1a60b987c66fd72f296d",
                     ptx: include_str!("../../ptx/shift_gemv_k2.sm_90a.ptx"),
                 },
             ],
@@ -825,7 +844,7 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "b0fa64e596936918632ff61f8a40013f82e9adac4ce8476b35ac561d515de725",
+                    hash: "4be508b90d65ee096075881a2ef3ca0afad0a3c41bba3a88169fd4207cf49d81",
                     ptx: include_str!("../../ptx/shift_gemv_k2_rows.sm_80.ptx"),
                 },
             ],
@@ -833,7 +852,7 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "d254fd88dc0d112b4e0d6c40e81e327583f293dd8430e4801db08e7ee4e77d33",
+                    hash: "9ce1c92d9cd4c060639ff03232fff8a7cb6bec43b3ae3e25c379e5f3e6e22d27",
                     ptx: include_str!("../../ptx/shift_gemv_k2_wide.sm_80.ptx"),
                 },
             ],
@@ -841,13 +860,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "a9fedde6e85290bd588fdc6f28aa33a507169b5a19f34598304a5a67968257a7",
+                    hash: "e9385b688c38b8f8767cc0bd7b384d919b72da5e70ef15948871d44ca243f8bf",
                     ptx: include_str!("../../ptx/shift_few_k2.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "a6771661901e53926481c314492c31e2b8c0a7920815f1907acd9a1d67c8fc21",
+                    hash: "0d27d712c680efe78304ff01e768003845c0ce59baa5b481b2a7cbaa07758b58",
                     ptx: include_str!("../../ptx/shift_few_k2.sm_90a.ptx"),
                 },
             ],
@@ -855,13 +874,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "eda86261382d98b7cac46fa7ae900ceecd545c2c46d22c8459082b31745274f3",
+                    hash: "c48009a16c1aebca6acb6592cf765be3c1b013b9ea8508efecd7887c3e922e41",
                     ptx: include_str!("../../ptx/shift_gemm_k2.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "1551408d1bf10f24a97ac8a9d41cfb2cadee77550da0e5f4a468d1d6a5dfa049",
+                    hash: "c5b1137a671878ad36cd753fbf57cf17a0493a3be1eb0b759e737e25af6ea538",
                     ptx: include_str!("../../ptx/shift_gemm_k2.sm_90a.ptx"),
                 },
             ],
@@ -869,13 +888,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "21f74139a07ad8d3a838bf2381dc2658f9d8f535a1751732d1e6a6f184d4c6fc",
+                    hash: "6fec7c772c8ccb64382b235111378beb6a9145add74d0d4922906cda6b98415a",
                     ptx: include_str!("../../ptx/shift_gemv_k3.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "4500d2ce3876f5c72b6b2358b23b4322bab5ddde530abb1f4341e8b428d2896e",
+                    hash: "843ff04088c39df9cf62010b80d962b35bae8e7c80e98d0ba110c853a5da0f47",
                     ptx: include_str!("../../ptx/shift_gemv_k3.sm_90a.ptx"),
                 },
             ],
@@ -883,7 +902,7 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "df0513e44324e69c508e3255aa0d21d52fa2448124604d8f8bbbb1122a91861b",
+                    hash: "240c25f38dcca61e6a6ab80cd1b4d199e9214a898c3adc8523418dd203ae32df",
                     ptx: include_str!("../../ptx/shift_gemv_k3_rows.sm_80.ptx"),
                 },
             ],
@@ -891,7 +910,7 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "3c05b8f527ce1d2f59c262e2c1fdc2592aca01564fce13a59a61b1eabecd54b9",
+                    hash: "5da0252d708d07994685d7e66662045e42e465718a8d8b4edb8eb2a1d590ffe3",
                     ptx: include_str!("../../ptx/shift_gemv_k3_wide.sm_80.ptx"),
                 },
             ],
@@ -899,13 +918,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "575408b218c8b9e1e4bbf18fc1f72390f7c45948adff460ce11ca83c92718c58",
+                    hash: "8216aa16e312430b25a9fde378e7d42382f52c3f31b7509098a3d56412692dfe",
                     ptx: include_str!("../../ptx/shift_few_k3.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "3742e9a5da351a0f4e4622b23f9774007931075c039194188ffac770a1ea37ac",
+                    hash: "50bba7f5459add79a8e73093d2b5fbbcecf2e2a2fd0bba772c7416772e812874",
                     ptx: include_str!("../../ptx/shift_few_k3.sm_90a.ptx"),
                 },
             ],
@@ -913,13 +932,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "6c3ecf8138fce0ffbe4f08fa52aed4fd0e77517c6a0d5ec53011f545eceacdce",
+                    hash: "8a58e707009a9ce599d2482c0b76e14aa1400357b7e04291cc08a52452db0a43",
                     ptx: include_str!("../../ptx/shift_gemm_k3.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "a9c48e9695c9f7f7abb26181bb277fa3551e4797e28fb23473e15897bf0619ef",
+                    hash: "e5cded2dd00c98872ca5487f30dafc45e01e20991275a49820578e9714b20ed0",
                     ptx: include_str!("../../ptx/shift_gemm_k3.sm_90a.ptx"),
                 },
             ],
@@ -927,13 +946,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "54b8c8287ecdaf1ec0d16790ecb74132d1bec801e10ea7876f9d61e75aa259c1",
+                    hash: "f937145abe891b1cd83912887517c12eadeffa247bfc9187c893fbef345e5fbd",
                     ptx: include_str!("../../ptx/shift_gemv_k4.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "47c726275b6b493cd249a9ac8192e78212f452c45c6b9999f9e66bbc7e73b3ca",
+                    hash: "1ff138004caf2b7d1448cce6a0649ab4f9154429d7a7645a940fa79e778c0214",
                     ptx: include_str!("../../ptx/shift_gemv_k4.sm_90a.ptx"),
                 },
             ],
@@ -941,7 +960,7 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "dc0e9541942bbcdd9b182e71bb1fb43e75bd8496bba6c3d0339f4dddd246b252",
+                    hash: "00c672e8ef69e590ba23db187947ebb36e184a86f8992634f139abd2dde515e8",
                     ptx: include_str!("../../ptx/shift_gemv_k4_rows.sm_80.ptx"),
                 },
             ],
@@ -949,7 +968,7 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "ed5dccf6b019043bcadbb6e5b79ffa4bf8ab4c140f8d2dea1bef07a071b21b98",
+                    hash: "a36fc8332012afbbfc485966c90d81c322f10beed3f8a8eb141c5d5967c79363",
                     ptx: include_str!("../../ptx/shift_gemv_k4_wide.sm_80.ptx"),
                 },
             ],
@@ -957,13 +976,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "6e85e369b1ede603d564f52fb467e733f049c58be34c4343ae8734906ecceba1",
+                    hash: "cbe0f79d9bbfae395e2577fbf8ceb729e616a55c44fd78f62c403ab76a690262",
                     ptx: include_str!("../../ptx/shift_few_k4.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "62190f357d59ace444de30f2c1f1ad698e680051eaa26b4f8bc8469f04e81e5f",
+                    hash: "2ae796b867dfeab3ad983c434a093ba3602e77fbc4e4b96e84cc7b6fb2331426",
                     ptx: include_str!("../../ptx/shift_few_k4.sm_90a.ptx"),
                 },
             ],
@@ -971,13 +990,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "39087cdd9d1f55593575a3aa1e9778b2a37fb31987926e0eb170fa4bb4ec3a81",
+                    hash: "1219d6231a1cd770cbd44ff74a1f5218bd3f658e81e3f22b8af631033b8d2be8",
                     ptx: include_str!("../../ptx/shift_gemm_k4.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "086663ff4141047689218ee982363e9f6e2c86a8c9355a1eb601009d6c20badc",
+                    hash: "d0ee8ad6038cf49d6deff72eb6c97a9de5eaa528f30515e0db0f4c339631c648",
                     ptx: include_str!("../../ptx/shift_gemm_k4.sm_90a.ptx"),
                 },
             ],
@@ -985,13 +1004,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "6c6d30d227de11f2c17cbfcee1f2bf781e550a651f910d8bdedde136848dd6bb",
+                    hash: "4374bb19f875e70df94537c56c1345ffd1dddd627deb1f300b5fcdb3cd362cb3",
                     ptx: include_str!("../../ptx/fixed_k2.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "debe7519b2abec89700ff54d3a360e9c0a5d75ef491418743ec8a4013f4126de",
+                    hash: "9405559f5407d029c113351de2f83e02de1d63ef8a6779773c214dce84a8bc80",
                     ptx: include_str!("../../ptx/fixed_k2.sm_90a.ptx"),
                 },
             ],
@@ -999,13 +1018,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "036680c992b783759810f3cc8a343e316e9c8926f205b1f87e5a64630d472aa6",
+                    hash: "593b3e812e7b144032950a19d6f5390e0d78f7e5726d552462f30d4a383db1b3",
                     ptx: include_str!("../../ptx/fixed_k4.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "54215b013c04398a9160d623f174a44de69e418f068cd0d23d3dbf5596fef3a3",
+                    hash: "0fdaca3e5e08bfc96cab85633157200147f67e2aecec4dc4839113a5be576a8f",
                     ptx: include_str!("../../ptx/fixed_k4.sm_90a.ptx"),
                 },
             ],
@@ -1013,27 +1032,55 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "c03a12de9e5acfb34bbcccfc592cb7a97ff0398437b96bc9d3fc33fb80733036",
+                    hash: "6318385f8137451b9b12d2d1e6c57bbeb473aa4c824bc2a54a3234e52c5d33a0",
                     ptx: include_str!("../../ptx/unisvq_prepare.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "d2a605b269a48e11611e3e8f803d2199e1f60cb454a5e199fa67d5fd78c4285c",
+                    hash: "27407789f7c699c600757e4fad4997e752a59714671e38c164e7c4fcef0b04ce",
                     ptx: include_str!("../../ptx/unisvq_prepare.sm_90a.ptx"),
+                },
+            ],
+            Module::UnisvqGemmK2 => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "bb0bfae6dc53c34d3cf7c0097c9985faed5c48fd916b9212eb6189d7959039bb",
+                    ptx: include_str!("../../ptx/unisvq_gemm_k2.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "0ecb43b7470f346ad2d8159bf42bfcfcae3d9f856e09cd57066f84be0c1cc491",
+                    ptx: include_str!("../../ptx/unisvq_gemm_k2.sm_90a.ptx"),
+                },
+            ],
+            Module::UnisvqGemmK3 => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "3b05003bb008371f629ca5318dcfd4cbbea7796982d9626b6e13e9444a30f45f",
+                    ptx: include_str!("../../ptx/unisvq_gemm_k3.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "2054436696f0cd5c5671e42d22f2f2e105f84275f4dc06325ffbe495e885b635",
+                    ptx: include_str!("../../ptx/unisvq_gemm_k3.sm_90a.ptx"),
                 },
             ],
             Module::UnisvqK2 => &[
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "0c3160af08197bcc1e415dcf76f43a3f626da9217d9cebfcc933f069f0007c6f",
+                    hash: "2630234bac7b2595150e59910723190151eff87b03131a68c8eb6ba078c1c499",
                     ptx: include_str!("../../ptx/unisvq_k2.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "607d6df1097c511c9bdd035799405ac8a54aa84bfcaa0da9a964fb6327cb79f3",
+                    hash: "c1043a4bca2d47be583b5141ca36d538ea06b10d26198390abbbb86e50c0a032",
                     ptx: include_str!("../../ptx/unisvq_k2.sm_90a.ptx"),
                 },
             ],
@@ -1041,13 +1088,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "77e5bba2ea259046082066ee69bfed65d064bd8da790466e2af13bf057304f9c",
+                    hash: "c24baca68ca0ec753aef25d8d6f40c0224f2b0da23f7c1e7cc44fe569c364021",
                     ptx: include_str!("../../ptx/unisvq_k3.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "b19e0b51a3c844f9ceb2d285666fa0873c4896ae5922e3e8712c006160543d35",
+                    hash: "3bf454c2e8a9289d6b267ce109516059f60ee972f3946010d0b3409a269eb70a",
                     ptx: include_str!("../../ptx/unisvq_k3.sm_90a.ptx"),
                 },
             ],
@@ -1055,13 +1102,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "81d2600aebc6274f85830cfc9650bfa5da6847d9fe23e72d9d0d5ea7f5622a64",
+                    hash: "22e9cf94ea83b73b21769e8ea275028d1309728a0ae0e1b09da6006bb948696e",
                     ptx: include_str!("../../ptx/unisvq_k4.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "e95959248234c950107c12d0bb62e89583d43c8203412f3a660aedfd16ff5b8f",
+                    hash: "0d6e1fc87e911c147833fc537016850b545fe98c7b54a9ba1703b7b9135f87ed",
                     ptx: include_str!("../../ptx/unisvq_k4.sm_90a.ptx"),
                 },
             ],

@@ -1906,7 +1906,7 @@ pub(crate) struct UniSvqPrepareParams {
     pub(crate) input_logs: u64,
     /// `const float*`: as in UniSvqParams
     pub(crate) fold_table: u64,
-    /// `uint32_t*`: `[row_units, x_blocks, 4, 32, 4]`
+    /// `uint32_t*`: `[row_units, x_blocks, 4, 32, 4]`, halves: `[row_units, x_blocks, 8, 32, 4]`
     pub(crate) prepared: u64,
     /// `float2*`: half the step and beta of each
     pub(crate) activations: u64,
@@ -1916,13 +1916,15 @@ pub(crate) struct UniSvqPrepareParams {
     pub(crate) row_units: u32,
     /// `batch`
     pub(crate) batch: u32,
-    /// blocks of four activations
+    /// blocks of four activations, halves: of eight
     pub(crate) x_blocks: u32,
     /// `fold`
     pub(crate) fold: u32,
     /// `centre`
     pub(crate) centre: f32,
-    /// 1: x by 16 bytes, 16: rotate
+    /// halves: what quad `i` of 8 is divided by, log2 in bits `4 i` and up
+    pub(crate) shifts: u32,
+    /// 1: x by 16 bytes, 16: rotate, 64: halves
     pub(crate) flags: u32,
 }
 
@@ -1939,7 +1941,99 @@ const _: () = assert!(offset_of!(UniSvqPrepareParams, batch) == 56);
 const _: () = assert!(offset_of!(UniSvqPrepareParams, x_blocks) == 60);
 const _: () = assert!(offset_of!(UniSvqPrepareParams, fold) == 64);
 const _: () = assert!(offset_of!(UniSvqPrepareParams, centre) == 68);
-const _: () = assert!(offset_of!(UniSvqPrepareParams, flags) == 72);
+const _: () = assert!(offset_of!(UniSvqPrepareParams, shifts) == 72);
+const _: () = assert!(offset_of!(UniSvqPrepareParams, flags) == 76);
 
 // SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
 unsafe impl Params for UniSvqPrepareParams {}
+
+/// Sums of products of affine-grid codes with up to 64 activations.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct UniSvqGemmParams {
+    /// `const uint4*`: `[tiles, row_units, BITS, 32]`
+    pub(crate) words: u64,
+    /// `const uint4*`: `[row_units, blocks of eight, 8, 32]`
+    pub(crate) x: u64,
+    /// `float4*`: `[segments, part_tiles, blocks of eight, 32]`
+    pub(crate) parts: u64,
+    /// tiles of 16 rows
+    pub(crate) tiles: u32,
+    /// the same, up to whole groups of 128 rows
+    pub(crate) part_tiles: u32,
+    /// units of 256 columns in a row
+    pub(crate) row_units: u32,
+    /// units of all row blocks
+    pub(crate) n_items: u32,
+    /// 2 to 8: stages of shared memory
+    pub(crate) depth: u32,
+}
+
+const _: () = assert!(size_of::<UniSvqGemmParams>() == 48);
+const _: () = assert!(offset_of!(UniSvqGemmParams, words) == 0);
+const _: () = assert!(offset_of!(UniSvqGemmParams, x) == 8);
+const _: () = assert!(offset_of!(UniSvqGemmParams, parts) == 16);
+const _: () = assert!(offset_of!(UniSvqGemmParams, tiles) == 24);
+const _: () = assert!(offset_of!(UniSvqGemmParams, part_tiles) == 28);
+const _: () = assert!(offset_of!(UniSvqGemmParams, row_units) == 32);
+const _: () = assert!(offset_of!(UniSvqGemmParams, n_items) == 36);
+const _: () = assert!(offset_of!(UniSvqGemmParams, depth) == 40);
+
+// SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
+unsafe impl Params for UniSvqGemmParams {}
+
+/// From sums of products with many activations to results.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct UniSvqFinishParams {
+    /// `const float4*`: `[segments, part_tiles, x_blocks, 32]`
+    pub(crate) parts: u64,
+    /// `const float2*`: factor and beta of each
+    pub(crate) activations: u64,
+    /// `const __half*`: S_V, padded to whole groups of 128 rows
+    pub(crate) output_scales: u64,
+    /// `const float*`: factor of each group of 128 rows
+    pub(crate) group_scales: u64,
+    /// `const uint32_t*`: log2 of the tile of each row, a byte each; null: 128
+    pub(crate) output_logs: u64,
+    /// `float*`: `[batch, rows]`
+    pub(crate) y: u64,
+    /// `rows`
+    pub(crate) rows: u32,
+    /// tiles of 16 rows, up to whole groups of 128 rows
+    pub(crate) part_tiles: u32,
+    /// `batch`
+    pub(crate) batch: u32,
+    /// blocks of eight activations that there is room for
+    pub(crate) x_blocks: u32,
+    /// units of 256 columns in a row
+    pub(crate) row_units: u32,
+    /// units of all row blocks
+    pub(crate) n_items: u32,
+    /// blocks of the product
+    pub(crate) n_blocks: u32,
+    /// rows of a row block, a multiple of 128
+    pub(crate) block_rows: u32,
+    /// 2: y by 16 bytes, 32: rotate
+    pub(crate) flags: u32,
+}
+
+const _: () = assert!(size_of::<UniSvqFinishParams>() == 88);
+const _: () = assert!(offset_of!(UniSvqFinishParams, parts) == 0);
+const _: () = assert!(offset_of!(UniSvqFinishParams, activations) == 8);
+const _: () = assert!(offset_of!(UniSvqFinishParams, output_scales) == 16);
+const _: () = assert!(offset_of!(UniSvqFinishParams, group_scales) == 24);
+const _: () = assert!(offset_of!(UniSvqFinishParams, output_logs) == 32);
+const _: () = assert!(offset_of!(UniSvqFinishParams, y) == 40);
+const _: () = assert!(offset_of!(UniSvqFinishParams, rows) == 48);
+const _: () = assert!(offset_of!(UniSvqFinishParams, part_tiles) == 52);
+const _: () = assert!(offset_of!(UniSvqFinishParams, batch) == 56);
+const _: () = assert!(offset_of!(UniSvqFinishParams, x_blocks) == 60);
+const _: () = assert!(offset_of!(UniSvqFinishParams, row_units) == 64);
+const _: () = assert!(offset_of!(UniSvqFinishParams, n_items) == 68);
+const _: () = assert!(offset_of!(UniSvqFinishParams, n_blocks) == 72);
+const _: () = assert!(offset_of!(UniSvqFinishParams, block_rows) == 76);
+const _: () = assert!(offset_of!(UniSvqFinishParams, flags) == 80);
+
+// SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
+unsafe impl Params for UniSvqFinishParams {}

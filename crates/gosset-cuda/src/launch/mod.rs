@@ -21,6 +21,7 @@ mod shift_few;
 mod shift_gemm;
 mod shift_layout;
 pub mod unisvq;
+mod unisvq_gemm;
 mod unisvq_layout;
 pub mod viterbi;
 

@@ -1,13 +1,14 @@
 //! Products of affine-grid matrices: the map acts on the activation, the stream of weights is bare codes of 2 to 4 bits.
 //!
 //! Both transforms, the fold of the map and the factors of both sides are part of a product. Activations are rounded to 16 bits
-//! under one scale; codes multiply them without error, in integers.
+//! under one scale; codes multiply them without error, in integers. More than eight activations are rounded to halves (`unisvq_gemm.rs`).
 
 use gosset_transform::TilePlan;
 use gosset_unisvq::{Frame, FrameHeader, UniSvqDecoder, UniSvqHeader};
 use half::f16;
 
 use super::checks::{check_len, to_u32};
+use super::unisvq_gemm::{self, MAX_GEMM};
 use super::unisvq_layout::{TILE_ROWS, UNIT_COLS, pack_tile, tile_words, unpack_tile};
 use crate::error::CudaError;
 use crate::generated::modules::Module;
@@ -18,13 +19,15 @@ use crate::memory::{Buffer, DevSlice, DevSliceMut, DeviceType};
 use crate::stream::StreamRef;
 
 /// Rows that an output transform mixes.
-const GROUP_ROWS: usize = 128;
+pub(super) const GROUP_ROWS: usize = 128;
 /// Warps of a block that prepares activations, or takes them of up to 4096 columns.
-const WARPS: usize = 16;
+pub(super) const WARPS: usize = 16;
 /// Warps of a block for wider rows: two units of each are 14336 columns.
 const WIDE_WARPS: usize = 28;
 /// Activations of a block of operands.
 const BLOCK: usize = 4;
+/// Most activations that codes multiply as integers.
+const MAX_FEW: usize = 2 * BLOCK;
 /// Bytes of sums that wait.
 const SUM_BYTES: usize = 16 << 10;
 /// Row tiles on their way in each of two blocks of a multiprocessor: more only keep the next product waiting.
@@ -39,11 +42,12 @@ const TABLE_LEN: usize = 36;
 const PREPARED_VECTORS: u64 = 128;
 
 const VECTOR_X: u32 = 1;
-const VECTOR_Y: u32 = 2;
+pub(super) const VECTOR_Y: u32 = 2;
 const ADD: u32 = 4;
 const FINISH: u32 = 8;
 const INPUT: u32 = 16;
-const OUTPUT: u32 = 32;
+pub(super) const OUTPUT: u32 = 32;
+pub(super) const HALVES: u32 = 64;
 
 /// How the map meets four columns of a lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,10 +88,11 @@ pub struct DeviceUniSvq {
 /// must not happen while a graph is captured: [`UniSvqWorkspace::reserve`] first.
 #[derive(Debug, Default)]
 pub struct UniSvqWorkspace {
-    z: Option<Buffer<f32>>,
+    /// Sums before the output transform.
+    pub(super) z: Option<Buffer<f32>>,
     counters: Option<Buffer<u32>>,
-    prepared: Option<Buffer<u32>>,
-    activations: Option<Buffer<f32>>,
+    pub(super) prepared: Option<Buffer<u32>>,
+    pub(super) activations: Option<Buffer<f32>>,
 }
 
 /// Elements of the buffers of a [`UniSvqWorkspace`].
@@ -103,13 +108,16 @@ impl UniSvqNeeds {
     /// Of products of a matrix of that shape with up to `batch` activations.
     #[must_use]
     pub fn new(rows: usize, cols: usize, batch: usize) -> Self {
-        let groups = rows.div_ceil(GROUP_ROWS);
-        let blocks = batch.div_ceil(BLOCK);
+        let (groups, row_units) = (rows.div_ceil(GROUP_ROWS), cols.div_ceil(UNIT_COLS));
+        let few = batch.min(MAX_FEW).div_ceil(BLOCK);
+        // A rest of a batch may be few again.
+        let many = Some(batch.min(MAX_GEMM)).filter(|&many| many > MAX_FEW);
         Self {
-            z: 2 * BLOCK * groups * GROUP_ROWS,
+            z: (MAX_FEW * groups * GROUP_ROWS).max(many.map_or(0, |n| unisvq_gemm::parts_len(rows, row_units, n))),
             counters: groups,
-            prepared: cols.div_ceil(UNIT_COLS) * blocks * 4 * PREPARED_VECTORS as usize,
-            activations: 2 * BLOCK * blocks,
+            prepared: (row_units * few * 4 * PREPARED_VECTORS as usize)
+                .max(many.map_or(0, |n| unisvq_gemm::prepared_len(row_units, n))),
+            activations: 2 * batch.min(MAX_GEMM).next_multiple_of(MAX_FEW),
         }
     }
 
@@ -167,7 +175,7 @@ fn grow<T: DeviceType>(gpu: &Gpu, buffer: &mut Option<Buffer<T>>, len: usize) ->
     Ok(())
 }
 
-fn ptr<T: DeviceType>(buffer: &Option<Buffer<T>>) -> u64 {
+pub(super) fn ptr<T: DeviceType>(buffer: &Option<Buffer<T>>) -> u64 {
     buffer.as_ref().map_or(0, |buffer| buffer.as_slice().ptr())
 }
 
@@ -208,6 +216,15 @@ impl Side {
     fn bytes(&self) -> usize {
         self.logs.as_ref().map_or(0, Buffer::bytes)
     }
+}
+
+/// What the end of a product is told of the output's side.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct OutputParams {
+    pub(super) scales: u64,
+    pub(super) group_scales: u64,
+    pub(super) logs: u64,
+    pub(super) rotates: bool,
 }
 
 impl DeviceUniSvq {
@@ -313,6 +330,27 @@ impl DeviceUniSvq {
             + self.output.bytes()
     }
 
+    pub(super) fn gpu(&self) -> &Gpu {
+        &self.gpu
+    }
+
+    pub(super) fn row_units(&self) -> usize {
+        self.row_units
+    }
+
+    pub(super) fn words_ptr(&self) -> u64 {
+        self.words.as_slice().ptr()
+    }
+
+    pub(super) fn output_params(&self) -> OutputParams {
+        OutputParams {
+            scales: self.output_scales.as_slice().ptr(),
+            group_scales: self.group_scales.as_slice().ptr(),
+            logs: self.output.logs(),
+            rotates: self.output.rotates,
+        }
+    }
+
     /// What products with up to `batch` activations need.
     #[must_use]
     pub fn needs(&self, batch: usize) -> UniSvqNeeds {
@@ -338,8 +376,9 @@ impl DeviceUniSvq {
 
     /// `y = x Wᵀ`: `x` is `[batch, cols]` in the original basis, `y` `[batch, rows]`.
     ///
-    /// Each activation is rounded to 16-bit integers under a scale of its own (one per 256 columns where a launch takes it as it is), which
-    /// leaves at most 2^-15.9 of its largest coordinate in the frame; sums are exact up to f32 at their ends.
+    /// Each of up to eight activations is rounded to 16-bit integers under a scale of its own (one per 256 columns where a launch takes it as it
+    /// is), which leaves at most 2^-15.9 of its largest coordinate in the frame; sums are exact up to f32 at their ends. More activations are, at 2
+    /// and 3 bits, rounded to halves, which leaves at most 2^-11 of each coordinate, and summed in f32, up to 64 per launch.
     ///
     /// # Errors
     /// [`CudaError::Shape`], [`CudaError::OutOfMemory`], [`CudaError::Unsupported`] where a row of `x` does not fit the shared memory
@@ -358,13 +397,38 @@ impl DeviceUniSvq {
             return Ok(());
         }
         workspace.reserve(&self.gpu, self.needs(batch))?;
+        let mut first = 0;
+        while first < batch {
+            let left = batch - first;
+            let cut = if left > MAX_FEW { self.gemm_cut(left.min(MAX_GEMM)) } else { None };
+            let n = left.min(if cut.is_some() { MAX_GEMM } else { MAX_FEW });
+            let x = x.slice(first * self.cols..(first + n) * self.cols)?;
+            let y = y.reborrow().slice(first * self.rows..(first + n) * self.rows)?;
+            match cut {
+                Some(cut) => self.gemm(stream, cut, x, y, n, workspace)?,
+                None => self.few(stream, x, n, y, workspace)?,
+            }
+            first += n;
+        }
+        Ok(())
+    }
+
+    /// A product of up to eight activations.
+    fn few(
+        &self,
+        stream: StreamRef<'_>,
+        x: DevSlice<'_, f32>,
+        batch: usize,
+        mut y: DevSliceMut<'_, f32>,
+        workspace: &UniSvqWorkspace,
+    ) -> Result<(), CudaError> {
         let fused = batch <= BLOCK && self.fuses() && x.ptr().is_multiple_of(16);
         let x_blocks = batch.div_ceil(BLOCK);
         if !fused {
-            self.prepare(stream, x, batch, workspace)?;
+            self.prepare(stream, x, batch, (x_blocks, 0, 0), workspace)?;
         }
         // As many activations per launch as keep their operands in registers.
-        let each = if self.row_units <= WARPS { 2 * BLOCK } else { BLOCK };
+        let each = if self.row_units <= WARPS { MAX_FEW } else { BLOCK };
         for first in (0..batch).step_by(each) {
             let n = each.min(batch - first);
             let y = y.reborrow().slice(first * self.rows..(first + n) * self.rows)?;
@@ -383,14 +447,16 @@ impl DeviceUniSvq {
         self.row_units <= WARPS && self.input.logs.is_none() && self.fold != Fold::Eights && self.cols.is_multiple_of(4)
     }
 
-    fn prepare(
+    /// Activations as operands: `x_blocks` blocks of four as integers, or, with the flag of halves, of eight.
+    pub(super) fn prepare(
         &self,
         stream: StreamRef<'_>,
         x: DevSlice<'_, f32>,
         batch: usize,
+        (x_blocks, halves, shifts): (usize, u32, u32),
         workspace: &UniSvqWorkspace,
     ) -> Result<(), CudaError> {
-        let x_blocks = to_u32("activations of a product", batch.div_ceil(BLOCK))?;
+        let each = if halves == 0 { BLOCK } else { 2 * BLOCK };
         let kernel = self.gpu.kernel(Module::UnisvqPrepare, "unisvq_prepare")?;
         let shared_bytes = to_u32("columns", 4 * self.row_units * UNIT_COLS)?;
         if shared_bytes > kernel.max_dynamic_bytes() {
@@ -407,13 +473,14 @@ impl DeviceUniSvq {
             cols: self.cols as u32,
             row_units: self.row_units as u32,
             batch: batch as u32,
-            x_blocks,
+            x_blocks: x_blocks as u32,
             fold: self.fold as u32,
             centre: self.centre(),
-            flags: (if vector { VECTOR_X } else { 0 }) | (if self.input.rotates { INPUT } else { 0 }),
+            shifts,
+            flags: halves | if vector { VECTOR_X } else { 0 } | if self.input.rotates { INPUT } else { 0 },
         };
         let launch = Launch {
-            grid: [x_blocks * BLOCK as u32, 1, 1],
+            grid: [(x_blocks * each) as u32, 1, 1],
             block: [32 * WARPS as u32, 1, 1],
             shared_bytes,
             programmatic: true,

@@ -24,6 +24,14 @@ fn parts(bits: usize, i: usize) -> [(usize, u32, u32, u32); 2] {
     }
 }
 
+/// What the activations of quad `i` of eight are divided by where codes are halves: log2, in bits `4 i` and up. A code stands at that bit of its byte.
+pub(super) fn half_shifts(bits: usize) -> u32 {
+    (0..QUADS).fold(0, |shifts, i| {
+        let (_, bit, down, _) = parts(bits, i)[0];
+        shifts | (bit - down) << (4 * i)
+    })
+}
+
 /// Words of one tile: `[units][bits][32 lanes][4]`.
 pub(super) fn tile_words(bits: usize, units: usize) -> usize {
     units * bits * 128
@@ -68,6 +76,46 @@ pub(super) fn unpack_tile(bits: usize, words: &[u32], codes: &mut [u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The value of a half whose bits are `bits`, below the normal ones.
+    fn subnormal(bits: u32) -> f64 {
+        assert!(bits < 1 << 10, "{bits:#x} is a normal number");
+        f64::from(bits) / f64::from(1 << 24)
+    }
+
+    /// What `unisvq.cuh` makes of quad `i` of a word, before it is cut into halves.
+    fn masked(bits: usize, word: impl Fn(usize) -> u32, i: usize) -> u32 {
+        let mask = ((1u32 << bits) - 1) * 0x0101_0101;
+        match (bits, i) {
+            (3, 6..) => word(i - 6) & 0xc0c0_c0c0 | word(2) >> (8 - i) & 0x2020_2020,
+            (3, _) => word(i % 3) & mask << (3 * (i / 3)),
+            _ => word(i / (8 / bits)) & mask << (bits * (i % (8 / bits))),
+        }
+    }
+
+    #[test]
+    fn halves_of_words_are_codes_over_what_activations_are_divided_by() {
+        for bits in 2..=3 {
+            let codes: Vec<u8> =
+                (0..TILE_ROWS * UNIT_COLS).map(|i| ((i * 40_503) >> 5) as u8 & ((1 << bits) - 1)).collect();
+            let mut words = vec![0; tile_words(bits, 1)];
+            pack_tile(bits, &codes, &mut words);
+            for (lane, k, i) in (0..32).flat_map(|lane| (0..4).flat_map(move |k| (0..QUADS).map(move |i| (lane, k, i))))
+            {
+                let quad = masked(bits, |vector| words[(vector * 32 + lane) * 4 + k], i);
+                let scale = f64::from(1 << 24) / f64::from(1 << (half_shifts(bits) >> (4 * i) & 15));
+                let found = [quad & 0x00ff_00ff, quad >> 8 & 0x00ff_00ff]
+                    .map(|pair| [pair & 0xffff, pair >> 16].map(|half| subnormal(half) * scale));
+                let first = (lane / 4 + 8 * (k % 2)) * UNIT_COLS + k / 2 * 128 + lane % 4 * 32 + i * QUAD;
+                let code = |j: usize| f64::from(codes[first + j]);
+                assert_eq!(
+                    found,
+                    [[code(0), code(2)], [code(1), code(3)]],
+                    "{bits} bits, lane {lane}, word {k}, quad {i}"
+                );
+            }
+        }
+    }
 
     #[test]
     fn codes_come_back_and_every_bit_is_used_once() {
