@@ -1,6 +1,7 @@
 //! Affine-grid quantization of weight matrices (UniSVQ), Hessians, block LDL, and LDLQ error feedback over any rounding rule.
 #![forbid(unsafe_code)]
 
+mod accumulator;
 mod block_ldl;
 mod damping;
 mod decoder;
@@ -13,6 +14,7 @@ mod hessian;
 mod incoherence;
 mod ldlq;
 mod matrix;
+mod order;
 mod pack;
 mod parallel;
 mod proxy;
@@ -20,6 +22,7 @@ mod refine;
 mod round;
 mod spec;
 
+pub use accumulator::{CrossAccumulator, HessianAccumulator};
 pub use block_ldl::{BlockLdl, block_ldl};
 pub use damping::{Damped, DampingMethod, DampingReport, DampingSpec};
 pub use decoder::UniSvqDecoder;
@@ -28,10 +31,11 @@ pub use encode::UniSvqReport;
 pub use error::UniSvqError;
 pub use feedback::{Feedback, FeedbackReport};
 pub use grid::{Grid, NearestPoint, initial_map};
-pub use hessian::{CrossAccumulator, Hessian, HessianAccumulator};
+pub use hessian::Hessian;
 pub use incoherence::{Frame, FrameHeader};
 pub use ldlq::{LdlqOptions, ldlq, round_plain};
 pub use matrix::{AffineMap, UniSvqHeader, UniSvqMatrix};
+pub use order::{InputOrder, flattest_order};
 pub use pack::{pack_row, row_bytes, unpack_row, unpack_row_f32};
 pub use proxy::{proxy, relative_proxy};
 pub use refine::{RefineOptions, RefineReport, refine};

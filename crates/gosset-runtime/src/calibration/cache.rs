@@ -11,6 +11,10 @@
 //! | | values as [`Hessian::to_bytes`] stores them |
 //! | 32 | SHA-256 of everything before |
 //!
+//! Neither the processor nor the version of the program is part of the key: both change the last digits of the values only, far below
+//! 1e-5 of √(h_ii h_jj) ([`HessianAccumulator`](gosset_unisvq::HessianAccumulator)), where the text's sampling leaves 1/√tokens. So a
+//! folder serves any of them, and runs that share it share its digits. A change of what is computed raises [`FORMAT`].
+//!
 //! A file is composed under another name and renamed when it is whole. Sequential calibration has no cache: its second moments
 //! depend on what the run made of the layers before.
 

@@ -10,9 +10,10 @@
 //! - Sequential: second moments of the inputs that the quantized model will see, in the order of the data flow within a layer too,
 //!   and the drift of the unquantized inputs from them. They depend on the run, so there is no cache.
 //!
-//! All activations are f32 and all sums f64, so values beyond the range of F16 are held; they are told as warnings. Activations that
-//! are not finite end the calibration with the first such place, token and channel. Results depend on the model, the ids and their
-//! cut into sequences alone, not on the number of threads.
+//! All activations are f32; sums over tokens are f64, of f32 products of 128 tokens at a time
+//! ([`HessianAccumulator`](gosset_unisvq::HessianAccumulator) states what that loses). So values beyond the range of F16 are held; they
+//! are told as warnings. Activations that are not finite end the calibration with the first such place, token and channel. Results
+//! depend on the model, the ids and their cut into sequences alone, not on the number of threads.
 //!
 //! ```no_run
 //! use gosset_quantize::Activations;

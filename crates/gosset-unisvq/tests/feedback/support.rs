@@ -126,20 +126,6 @@ pub(crate) fn power_law(n: usize, p: f64, rng: &mut Lcg) -> Hessian {
     Hessian::new(n, h, 10 * n as u64).unwrap()
 }
 
-/// Mean of x xᵀ by the definition.
-pub(crate) fn naive_moments(x: &[f32], n: usize) -> Vec<f64> {
-    let mut h = vec![0.0; n * n];
-    for token in x.chunks_exact(n) {
-        for i in 0..n {
-            for j in 0..n {
-                h[i * n + j] += f64::from(token[i]) * f64::from(token[j]);
-            }
-        }
-    }
-    let tokens = (x.len() / n).max(1) as f64;
-    h.iter().map(|v| v / tokens).collect()
-}
-
 /// Damping as it is used throughout.
 pub(crate) fn damping() -> DampingSpec {
     DampingSpec::default()
