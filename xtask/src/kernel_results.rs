@@ -4,8 +4,11 @@ use std::fmt::Write as _;
 
 use serde::Deserialize;
 
-/// Shape that the lines over the batch and the plot are of.
+/// Shape that the plot is of.
 const GAUGE_SHAPE: &str = "14336x4096";
+
+/// Shapes that have a table over the batch.
+const BATCH_SHAPES: [&str; 3] = ["28672x4096", GAUGE_SHAPE, "4096x14336"];
 
 /// A run.
 #[derive(Debug, Deserialize)]
@@ -119,17 +122,13 @@ pub(crate) fn tables(results: &KernelResults, file: &str) -> String {
         out +=
             &by_shape(dense.iter().copied().filter(|row| row.batch == 1 && row.mode == "layers").collect(), in_layers);
     }
-    let gemm: Vec<&KernelRow> = products
-        .iter()
-        .copied()
-        .filter(|row| row.batch > 1 && row.shape == GAUGE_SHAPE && row.mode == "single")
-        .collect();
-    if !gemm.is_empty() {
-        let _ = write!(out, "\nTimes the speed of bf16 on {GAUGE_SHAPE} over the batch:\n\n");
-        out += &by_batch(
-            &dense.iter().copied().filter(|row| row.shape == GAUGE_SHAPE && row.mode == "single").collect::<Vec<_>>(),
-            &gemm,
-        );
+    for shape in BATCH_SHAPES {
+        let of_shape = |row: &&&KernelRow| row.shape == shape && row.mode == "single";
+        let gemm: Vec<&KernelRow> = products.iter().filter(of_shape).filter(|row| row.batch > 1).copied().collect();
+        if !gemm.is_empty() {
+            let _ = write!(out, "\nTimes the speed of bf16 on {shape} over the batch:\n\n");
+            out += &by_batch(&dense.iter().filter(of_shape).copied().collect::<Vec<_>>(), &gemm);
+        }
     }
     let others: Vec<&KernelRow> = results.rows.iter().filter(|row| !row.is_product() && !row.is_dense()).collect();
     if !others.is_empty() {
