@@ -11,7 +11,7 @@
 // activations[b] = (factor of sums, beta), beta being what B and the centre of the codes add; the factor is half the step of the integers, or
 // 2^-12 over the power of two.
 //
-// Block of unisvq_prepare: 512; a warp takes windows of 128 columns. Dynamic shared memory: 4 bytes for each column of whole units.
+// Block of unisvq_prepare: 1024; a warp takes windows of 128 columns. Dynamic shared memory: 4 bytes for each column of whole units.
 // Callers: gosset-cuda/src/launch/unisvq.rs, unisvq_gemm.rs.
 
 #include <cuda_fp16.h>
@@ -25,7 +25,7 @@ namespace {
 
 using namespace unisvq;
 
-constexpr int kWarps = 16;
+constexpr int kWarps = 32;  // a lane adds up what each has
 
 __device__ __forceinline__ void load_row(float (&v)[4], const UniSvqPrepareParams& p, uint32_t b, uint32_t col) {
     const float* row = p.x + static_cast<size_t>(b) * p.cols;
@@ -48,6 +48,13 @@ __device__ __forceinline__ uint32_t pair(float a, float b, float& total) {
     const __half2 h = __floats2half2_rn(a, b);
     total += __low2float(h) + __high2float(h);
     return *reinterpret_cast<const uint32_t*>(&h);
+}
+
+// The sum of all lanes.
+__device__ __forceinline__ float add_up(float v) {
+#pragma unroll
+    for (int m = 16; m != 0; m /= 2) v += __shfl_xor_sync(kAll, v, m);
+    return v;
 }
 
 __device__ __forceinline__ float power_of_two(uint32_t exponent) { return __uint_as_float(exponent << 23); }
@@ -87,14 +94,13 @@ extern "C" __global__ void __launch_bounds__(32 * kWarps) unisvq_prepare(const _
         }
     }
     most = __reduce_max_sync(kAll, most);
-#pragma unroll
-    for (int m = 16; m != 0; m /= 2) beta += __shfl_xor_sync(kAll, beta, m);
+    beta = add_up(beta);
     if (lane == 0) {
         most_of[warp] = most;
         beta_of[warp] = beta;
     }
     __syncthreads();
-    most = __reduce_max_sync(kAll, most_of[lane % kWarps]);
+    most = __reduce_max_sync(kAll, most_of[lane]);
     if (p.flags & kHalves) {
         // The largest lies below 2^15.
         const uint32_t exponent = max(most >> 23, 14u);
@@ -111,15 +117,12 @@ extern "C" __global__ void __launch_bounds__(32 * kWarps) unisvq_prepare(const _
             words.y = pair(f.y * up * down, f.w * up * down, total);
             *reinterpret_cast<uint2*>(out + static_cast<size_t>(w / 2) * p.x_blocks * 1024 + half_words(w, b, lane)) = words;
         }
-        total *= back;
-#pragma unroll
-        for (int m = 16; m != 0; m /= 2) total += __shfl_xor_sync(kAll, total, m);
+        total = add_up(total * back);
         if (lane == 0) sum_of[warp] = total;
         __syncthreads();
-        if (threadIdx.x == 0 && there) {
-            float sum = 0.0f, all = 0.0f;
-            for (int i = 0; i < kWarps; ++i) sum += beta_of[i], all += sum_of[i];
-            p.activations[b] = make_float2(power_of_two(exponent - 2), sum - p.centre * all * power_of_two(exponent - 14));
+        if (warp == 0 && there) {
+            const float sum = add_up(beta_of[lane]), all = add_up(sum_of[lane]);
+            if (lane == 0) p.activations[b] = make_float2(power_of_two(exponent - 2), sum - p.centre * all * power_of_two(exponent - 14));
         }
         return;
     }
@@ -143,12 +146,10 @@ extern "C" __global__ void __launch_bounds__(32 * kWarps) unisvq_prepare(const _
     total = __reduce_add_sync(kAll, total);
     if (lane == 0) total_of[warp] = total;
     __syncthreads();
-    if (threadIdx.x == 0 && there) {
-        float sum = 0.0f;
-        int all = 0;
-        for (int i = 0; i < kWarps; ++i) sum += beta_of[i], all += total_of[i];
-        const float step = step_of(most);
-        p.activations[b] = make_float2(0.5f * step, sum - p.centre * static_cast<float>(all) * step);
+    if (warp == 0 && there) {
+        const float sum = add_up(beta_of[lane]), step = step_of(most);
+        const int all = __reduce_add_sync(kAll, total_of[lane]);
+        if (lane == 0) p.activations[b] = make_float2(0.5f * step, sum - p.centre * static_cast<float>(all) * step);
     }
 }
 

@@ -1032,13 +1032,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "6318385f8137451b9b12d2d1e6c57bbeb473aa4c824bc2a54a3234e52c5d33a0",
+                    hash: "194870f0eea654e5f400201fc8fbff3ce00760f7af94cf99d1f684d3f79b3cc4",
                     ptx: include_str!("../../ptx/unisvq_prepare.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "27407789f7c699c600757e4fad4997e752a59714671e38c164e7c4fcef0b04ce",
+                    hash: "67316c377367ce02c8e6eaa85534b2e05b0da9e932340f31ed599ce52a60de47",
                     ptx: include_str!("../../ptx/unisvq_prepare.sm_90a.ptx"),
                 },
             ],

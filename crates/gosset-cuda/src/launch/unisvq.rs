@@ -20,7 +20,9 @@ use crate::stream::StreamRef;
 
 /// Rows that an output transform mixes.
 pub(super) const GROUP_ROWS: usize = 128;
-/// Warps of a block that prepares activations, or takes them of up to 4096 columns.
+/// Warps of a block that prepares activations.
+const PREPARE_WARPS: usize = 32;
+/// Warps of a block that takes activations of up to 4096 columns.
 pub(super) const WARPS: usize = 16;
 /// Warps of a block for wider rows: two units of each are 14336 columns.
 const WIDE_WARPS: usize = 28;
@@ -481,7 +483,7 @@ impl DeviceUniSvq {
         };
         let launch = Launch {
             grid: [(x_blocks * each) as u32, 1, 1],
-            block: [32 * WARPS as u32, 1, 1],
+            block: [32 * PREPARE_WARPS as u32, 1, 1],
             shared_bytes,
             programmatic: true,
         };
