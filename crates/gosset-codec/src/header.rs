@@ -147,7 +147,7 @@ impl RotationHeader {
     ///
     /// # Errors
     /// [`CodecError::Rotation`] if the runs do not cover the columns.
-    pub(crate) fn to_rht(&self, cols: usize) -> Result<Option<Rht>, CodecError> {
+    pub fn to_rht(&self, cols: usize) -> Result<Option<Rht>, CodecError> {
         match self {
             RotationHeader::None => Ok(None),
             RotationHeader::Rht { seed, runs } => {

@@ -5,7 +5,7 @@ use gosset_transform::{DEFAULT_TILE, TilePlan};
 use gosset_trellis::shift::{ShiftCode, ShiftOrder};
 use serde::{Deserialize, Serialize};
 
-use crate::{Codec, CodecError};
+use crate::{Codec, CodecError, RotationHeader};
 
 /// Smallest alpha that a specification may ask for.
 pub const MIN_ALPHA: f64 = 1.0 / 1_048_576.0;
@@ -51,6 +51,28 @@ pub enum RotationSpec {
 impl RotationSpec {
     /// What codecs named on the command line use: tiles of 128 (where the width allows), seed 0.
     pub const DEFAULT: RotationSpec = RotationSpec::Rht { tile: DEFAULT_TILE, seed: 0 };
+
+    /// The rotation of rows of `width` values.
+    ///
+    /// # Errors
+    /// [`CodecError::Rotation`] for a width or a tile that no plan has.
+    ///
+    /// ```
+    /// use gosset_codec::{RotationHeader, RotationSpec};
+    ///
+    /// let expected = RotationHeader::Rht { seed: 0, runs: vec![[64, 9]] };
+    /// assert_eq!(RotationSpec::DEFAULT.header(576)?, expected);
+    /// # Ok::<(), gosset_codec::CodecError>(())
+    /// ```
+    pub fn header(&self, width: usize) -> Result<RotationHeader, CodecError> {
+        Ok(match *self {
+            RotationSpec::None => RotationHeader::None,
+            RotationSpec::Rht { tile, seed } => {
+                let plan = TilePlan::new(width, tile)?;
+                RotationHeader::Rht { seed, runs: plan.runs().iter().map(|run| [run.tile, run.count]).collect() }
+            }
+        })
+    }
 }
 
 /// How rotated rows become symbols and symbols become bits.

@@ -131,7 +131,7 @@ fn decode_into(
 
 #[cfg(test)]
 mod tests {
-    use gosset_codec::{CodecSpec, ColumnEncoder, ColumnOptions, N_CLASSES, RotationSpec};
+    use gosset_codec::{CodecSpec, ColumnEncoder, ColumnOptions, N_CLASSES, RotationHeader};
 
     use super::*;
     use crate::row_blocks::dense_product;
@@ -151,7 +151,7 @@ mod tests {
             let spec = CodecSpec::parse(codec).unwrap();
             let is_shift = codec.starts_with("shift");
             let options = ColumnOptions {
-                inputs: if is_shift { spec.rotation.clone() } else { RotationSpec::None },
+                inputs: if is_shift { spec.rotation.header(cols).unwrap() } else { RotationHeader::None },
                 outputs: spec.rotation.clone(),
                 step: if is_shift { 0.01 } else { 0.5 },
                 exponents: if is_shift { Vec::new() } else { vec![0; cols] },

@@ -27,7 +27,7 @@ const LEAST_TRELLIS_SPREAD: f32 = 0.5;
 #[derive(Debug, Clone, PartialEq)]
 pub struct ColumnOptions {
     /// Rotation of the inputs that the caller applies to rows before columns are taken.
-    pub inputs: RotationSpec,
+    pub inputs: RotationHeader,
     /// Rotation of the outputs that the caller applies to columns.
     pub outputs: RotationSpec,
     /// The step of exponent 0; for the bit-shift trellis the smallest scale.
@@ -58,18 +58,19 @@ impl ColumnSums {
     }
 }
 
-/// Encoder of one matrix, column after column from the last to the first.
+/// Encoder of one matrix, column after column: from the last to the first, or under the bit-shift trellis, where each column stands by
+/// itself, in any order.
 ///
 /// It knows neither rotations nor error feedback: who calls it rotates, corrects each column by the errors of those behind it, and is
 /// told the reconstruction, which is bit for bit what a decoder finds.
 ///
 /// ```
-/// use gosset_codec::{CodecSpec, ColumnEncoder, ColumnOptions, DecodeScratch, RotationSpec, N_CLASSES, calibrate};
+/// use gosset_codec::{CodecSpec, ColumnEncoder, ColumnOptions, DecodeScratch, RotationHeader, RotationSpec, N_CLASSES, calibrate};
 ///
 /// let (rows, cols) = (256, 8);
 /// let spec = CodecSpec::parse("e8@3")?;
 /// let options = ColumnOptions {
-///     inputs: RotationSpec::None,
+///     inputs: RotationHeader::None,
 ///     outputs: RotationSpec::None,
 ///     step: 0.5,
 ///     exponents: vec![0; cols],
@@ -100,6 +101,10 @@ pub struct ColumnEncoder {
     bytes: Vec<u8>,
     /// Columns that are to come.
     left: usize,
+    /// Which columns came, for the bit-shift trellis.
+    is_done: Vec<bool>,
+    /// Columns that have strings, in the order in which they came, for the bit-shift trellis.
+    coded: Vec<usize>,
     units: Vec<f32>,
     sums: [ColumnSums; N_CLASSES],
 }
@@ -157,10 +162,12 @@ impl ColumnEncoder {
             cols,
             scheme,
             gains: options.gains.iter().map(stored).collect(),
-            rotations: [rht(&options.inputs, cols)?, rht(&options.outputs, rows)?],
+            rotations: [options.inputs.to_rht(cols)?, rht(&options.outputs, rows)?],
             options: options.clone(),
             bytes: vec![ZERO; cols],
             left: cols,
+            is_done: vec![false; cols],
+            coded: Vec::new(),
             units: vec![0.0; rows],
             sums: [ColumnSums::default(); N_CLASSES],
         })
@@ -187,15 +194,17 @@ impl ColumnEncoder {
     /// [`CodecError::NonFinite`], and [`CodecError::Magnitude`] for a value beyond what the codec holds at the column's step.
     ///
     /// # Panics
-    /// Unless columns come from the last to the first and `x` and `out` hold one value per row.
+    /// Unless columns come from the last to the first (under the bit-shift trellis: each once) and `x` and `out` hold one value per
+    /// row.
     pub fn round_column(&mut self, col: usize, x: &[f32], out: &mut [f32]) -> Result<(), CodecError> {
-        assert!(
-            col + 1 == self.left && x.len() == self.rows && out.len() == self.rows,
-            "column {col} of {}",
-            self.left
-        );
+        let is_next = match self.scheme {
+            Scheme::Shift(..) => !self.is_done[col],
+            _ => col + 1 == self.left,
+        };
+        assert!(is_next && x.len() == self.rows && out.len() == self.rows, "column {col}, {} to come", self.left);
         crate::matrix::check_finite(x, 1)?;
-        self.left = col;
+        self.left -= 1;
+        self.is_done[col] = true;
         let spread = (x.iter().map(|&v| f64::from(v) * f64::from(v)).sum::<f64>() / x.len() as f64).sqrt();
         let exponent = self.options.exponents.get(col).copied().unwrap_or(0);
         let step = code::step(self.options.step, exponent);
@@ -230,6 +239,7 @@ impl ColumnEncoder {
                     _ => {
                         let factor = code::scale(header.step, byte);
                         columns.push(x, factor / columns.step(), &mut self.units)?;
+                        self.coded.push(col);
                         (byte, factor)
                     }
                 }
@@ -272,7 +282,7 @@ impl ColumnEncoder {
             }
             Scheme::Shift(header, columns) => {
                 gains.clear();
-                (SchemeHeader::Shift(header), vec![words_plane(columns.finish())])
+                (SchemeHeader::Shift(header), vec![words_plane(columns.finish(&self.coded))])
             }
             Scheme::Lattice(..) => unreachable!("lattice columns are made from lattice specifications"),
         };

@@ -81,8 +81,14 @@ impl ShiftColumns {
         Ok(())
     }
 
-    pub(crate) fn finish(self) -> Vec<u32> {
-        self.words
+    /// The words of all strings, those of the last column first; `columns` tells which columns came, one after the other.
+    pub(crate) fn finish(self, columns: &[usize]) -> Vec<u32> {
+        if columns.is_sorted_by(|a, b| a > b) {
+            return self.words;
+        }
+        let mut lines: Vec<_> = columns.iter().zip(self.words.chunks_exact(self.layout.n_words())).collect();
+        lines.sort_unstable_by_key(|(col, _)| std::cmp::Reverse(**col));
+        lines.into_iter().flat_map(|(_, words)| words).copied().collect()
     }
 }
 

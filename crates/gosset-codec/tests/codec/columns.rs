@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use gosset_codec::{
     CodecError, ColumnEncoder, ColumnOptions, DecodeScratch, EncodedMatrix, N_CLASSES, N_EXPONENTS, PlaneData,
-    RotationSpec, SchemeHeader,
+    RotationHeader, RotationSpec, SchemeHeader,
 };
 use proptest::prelude::*;
 
@@ -28,7 +28,7 @@ fn options(name: &str, rows: usize, cols: usize, step: f32) -> ColumnOptions {
     let mut gains = [1.0; N_CLASSES];
     gains.iter_mut().enumerate().for_each(|(i, gain)| *gain = 0.8 + 0.02 * i as f32);
     ColumnOptions {
-        inputs: if is_shift && cols > 1 { RotationSpec::DEFAULT } else { RotationSpec::None },
+        inputs: if is_shift && cols > 1 { RotationSpec::DEFAULT.header(cols).unwrap() } else { RotationHeader::None },
         outputs: if rows > 1 { RotationSpec::DEFAULT } else { RotationSpec::None },
         step: if is_shift { 1.0 / 4096.0 } else { step },
         exponents: if is_shift { Vec::new() } else { (0..cols).map(|col| (col * 7 % N_EXPONENTS) as u8).collect() },
@@ -145,6 +145,33 @@ const EXPECTED: [u64; 8] = [
     0x3bfb_2185_ff7b_750d,
     0xd228_c212_8819_c877,
 ];
+
+#[test]
+fn strings_may_come_in_any_order() {
+    let (rows, cols) = (48, 37);
+    let x = gaussian(rows * cols, 3);
+    // Column 4 has no string.
+    let column =
+        |col: usize| x[col * rows..][..rows].iter().map(|v| if col == 4 { 0.0 } else { *v }).collect::<Vec<_>>();
+    let encode = |order: &mut dyn Iterator<Item = usize>| {
+        let options = options("shift-12", rows, cols, 1.0);
+        let mut encoder = ColumnEncoder::new(&spec("shift-12", 3.0), rows, cols, &options).unwrap();
+        order.for_each(|col| encoder.round_column(col, &column(col), &mut [0.0; 48]).unwrap());
+        encoder.finish().unwrap()
+    };
+    let expected = encode(&mut (0..cols).rev());
+    assert!(encode(&mut (0..cols)) == expected);
+    assert!(encode(&mut (0..cols).map(|i| i * 10 % cols)) == expected);
+}
+
+#[test]
+#[should_panic(expected = "column 7, 1 to come")]
+fn no_string_comes_twice() {
+    let options = options("shift-12", 32, 8, 1.0);
+    let mut encoder = ColumnEncoder::new(&spec("shift-12", 3.0), 32, 8, &options).unwrap();
+    (1..8).for_each(|col| encoder.round_column(col, &[1.0; 32], &mut [0.0; 32]).unwrap());
+    let _ = encoder.round_column(7, &[1.0; 32], &mut [0.0; 32]);
+}
 
 #[test]
 fn headers_of_rows_are_as_before() {

@@ -1,7 +1,7 @@
 //! Lattices and entropy-coded trellises along the outputs: one distortion level for all columns, found by the rate it gives.
 
 use gosset_codec::{
-    CodecError, CodecSpec, ColumnEncoder, ColumnOptions, EncodedMatrix, N_CLASSES, RateTarget, RotationSpec,
+    CodecError, CodecSpec, ColumnEncoder, ColumnOptions, EncodedMatrix, N_CLASSES, RateTarget, RotationHeader,
     gaussian_payload_bps,
 };
 use gosset_unisvq::{BlockLdl, Hessian, LdlqOptions, Round, ldlq};
@@ -23,7 +23,7 @@ pub(super) fn encode(spec: &CodecSpec, w: &[f32], rows: usize, hessian: &Hessian
     let weights = column_weights(hessian, ldl);
     let exponents = steps::exponents(&weights);
     let options = |log_step: f64, gains| ColumnOptions {
-        inputs: RotationSpec::None,
+        inputs: RotationHeader::None,
         outputs: spec.rotation.clone(),
         step: log_step.exp2() as f32,
         exponents: exponents.clone(),
@@ -60,7 +60,7 @@ pub(super) fn encode(spec: &CodecSpec, w: &[f32], rows: usize, hessian: &Hessian
         let log_step = step_for(&predicted, asked_of_curve, largest);
         let mut options = options(log_step, gains);
         options.reach = (reach / log_step.exp2()) as f32;
-        let mut rounder = Columns::new(ColumnEncoder::new(spec, rows, cols, &options)?);
+        let mut rounder = Columns::new(ColumnEncoder::new(spec, rows, cols, &options)?, Vec::new());
         ldlq(&rotated, rows, ldl, LdlqOptions::default(), &mut rounder, &mut out)?;
         let (encoded, new_gains) = rounder.finish()?;
         let found = encoded.rate().payload_bps();
@@ -122,13 +122,15 @@ fn step_for(predicted: &impl Fn(f64) -> f64, asked: f64, largest: f64) -> f64 {
 /// The rounding rule of a column encoder.
 pub(super) struct Columns {
     encoder: ColumnEncoder,
+    /// Which column each block is; block `k` is column `k` where this is empty.
+    order: Vec<usize>,
     /// What went wrong first; columns after it are zero.
     error: Option<CodecError>,
 }
 
 impl Columns {
-    pub(super) fn new(encoder: ColumnEncoder) -> Self {
-        Self { encoder, error: None }
+    pub(super) fn new(encoder: ColumnEncoder, order: Vec<usize>) -> Self {
+        Self { encoder, order, error: None }
     }
 
     /// The matrix, and the least-squares gains that it would have had.
@@ -144,7 +146,8 @@ impl Columns {
 impl Round for Columns {
     fn round(&mut self, block: usize, _rows: usize, x: &[f32], _metric: Option<&[f64]>, out: &mut [f32]) {
         if self.error.is_none() {
-            self.error = self.encoder.round_column(block, x, out).err();
+            let col = self.order.get(block).copied().unwrap_or(block);
+            self.error = self.encoder.round_column(col, x, out).err();
         }
         if self.error.is_some() {
             out.fill(0.0);

@@ -1,10 +1,14 @@
 //! The bit-shift trellis, whose rate is given: columns by their spread, or tiles by blocks of 16 columns.
 //!
-//! At a fixed rate the error of a column is in proportion to its spread, and nothing can be moved to where it costs less. A rotation of
-//! the inputs makes D_k nearly the same everywhere, which is the best that equal rates can be given.
+//! At a fixed rate the error is in proportion to Σ D_k σ_k², and nothing can be moved to where it costs less. So the columns are put in
+//! a frame and an order in which D_k σ_k² is nearly the same everywhere: a rotation of the inputs, of several the one with the least
+//! sum, and the order that makes it flattest. The order leaves no trace in what is stored.
 
-use gosset_codec::{CodecError, CodecSpec, ColumnEncoder, ColumnOptions, N_CLASSES, Rht, TileEncoder};
-use gosset_unisvq::{Hessian, LdlqOptions, Round, ldlq};
+use gosset_codec::{
+    CodecError, CodecSpec, ColumnEncoder, ColumnOptions, N_CLASSES, Rht, RotationHeader, RotationSpec, TileEncoder,
+};
+use gosset_transform::MAX_TILE;
+use gosset_unisvq::{Hessian, InputOrder, LdlqOptions, Round, flattest_order, ldlq};
 
 use super::entropy_coded::Columns;
 use super::frame::{rotate_inputs, rotate_outputs, rotated_moments};
@@ -13,49 +17,116 @@ use super::{FeedbackError, FeedbackOptions, Outcome};
 /// Octaves from the smallest scale to the spread of the widest column, of the 16 that scales span.
 const OCTAVES_BELOW: i32 = 13;
 
-/// Encodes the target `w`, `[rows, cols]` row-major, column by column.
+/// Tile of the rotation that mixes neighbours only.
+const SHORT_TILE: u32 = 16;
+
+/// Encodes the target `w`, `[rows, cols]` row-major, column by column; `sigma` is the damping that its moments needed.
 pub(super) fn columns(
     spec: &CodecSpec,
     w: &[f32],
     rows: usize,
     hessian: &Hessian,
     options: &FeedbackOptions,
+    sigma: f64,
 ) -> Outcome {
     let cols = hessian.n();
+    let (inputs, order) = frame(spec, w, hessian, sigma)?;
     let mut columns = ColumnOptions {
-        inputs: spec.rotation.clone(),
+        inputs,
         outputs: spec.rotation.clone(),
         step: 1.0,
         exponents: Vec::new(),
         reach: 1.0,
         gains: [1.0; N_CLASSES],
     };
-    let frame = ColumnEncoder::new(spec, rows, cols, &columns)?;
+    let encoder = ColumnEncoder::new(spec, rows, cols, &columns)?;
     let mut target = w.to_vec();
-    frame.inputs().into_iter().for_each(|rht| rotate_inputs(&mut target, cols, rht));
-    frame.outputs().into_iter().for_each(|rht| rotate_outputs(&mut target, rows, rht));
-    columns.step = (2.0 * largest_spread(&target, rows, cols)).max(f32::MIN_POSITIVE) * 2f32.powi(-OCTAVES_BELOW);
-    let (_, ldl) = options.damping.factor(&in_frame(hessian, frame.inputs())?, 1)?;
+    encoder.inputs().into_iter().for_each(|rht| rotate_inputs(&mut target, cols, rht));
+    encoder.outputs().into_iter().for_each(|rht| rotate_outputs(&mut target, rows, rht));
+    let power = powers(&target, cols).into_iter().fold(0.0, f64::max) / rows as f64;
+    columns.step = (2.0 * power.sqrt() as f32).max(f32::MIN_POSITIVE) * 2f32.powi(-OCTAVES_BELOW);
+    let mut row = vec![0.0; cols];
+    for values in target.chunks_exact_mut(cols) {
+        row.copy_from_slice(values);
+        values.iter_mut().zip(&order).for_each(|(value, &col)| *value = row[col]);
+    }
+    let (_, ldl) = options.damping.factor(&in_frame(hessian, encoder.inputs())?.permuted(&order)?, 1)?;
     let mut out = vec![0.0; w.len()];
-    let mut rounder = Columns::new(ColumnEncoder::new(spec, rows, cols, &columns)?);
+    let mut rounder = Columns::new(ColumnEncoder::new(spec, rows, cols, &columns)?, order);
     ldlq(&target, rows, &ldl, LdlqOptions::default(), &mut rounder, &mut out)?;
     // Re-tuning passes were tried: against all other columns fixed, a new search gains 0.1 to 0.4 %, in the time of the first.
     Ok((rounder.finish()?.0, 1))
 }
 
-/// The largest spread of a column.
-fn largest_spread(w: &[f32], rows: usize, cols: usize) -> f32 {
+/// The rotation of the inputs and the order of columns with the least Σ D_k σ_k².
+fn frame(
+    spec: &CodecSpec,
+    w: &[f32],
+    hessian: &Hessian,
+    sigma: f64,
+) -> Result<(RotationHeader, Vec<usize>), FeedbackError> {
+    let cols = hessian.n();
+    let frames = frames(&spec.rotation, cols)?;
+    let mut best: Option<(usize, InputOrder)> = None;
+    for (i, rotation) in frames.iter().enumerate() {
+        let rht = rotation.to_rht(cols)?;
+        let power = match &rht {
+            Some(rht) => {
+                let mut rotated = w.to_vec();
+                rotate_inputs(&mut rotated, cols, rht);
+                powers(&rotated, cols)
+            }
+            None => powers(w, cols),
+        };
+        let moments = in_frame(hessian, rht.as_ref())?;
+        let mean = moments.mean_diagonal();
+        let mut damped: Vec<f64> = moments.as_slice().iter().map(|v| v / mean).collect();
+        drop(moments);
+        damped.iter_mut().step_by(cols + 1).for_each(|v| *v += sigma);
+        if let Some(order) = flattest_order(damped, &power)?
+            && best.as_ref().is_none_or(|(_, least)| order.cost < least.cost)
+        {
+            best = Some((i, order));
+        }
+    }
+    // Moments that can be factored in one order but in no other keep the asked frame.
+    let (i, order) = best.map_or_else(|| (0, (0..cols).collect()), |(i, found)| (i, found.order));
+    Ok((frames[i].clone(), order))
+}
+
+/// Rotations of `cols` inputs to choose from, the asked one first: its tiles, none, short tiles, and tiles as long as the width allows.
+///
+/// Which is best depends on what the inputs have to do with each other. Heads of attention make blocks of inputs that differ from
+/// each other, which only long tiles mix; where few inputs carry much that the others do not explain, rotations spread it over all.
+fn frames(asked: &RotationSpec, cols: usize) -> Result<Vec<RotationHeader>, CodecError> {
+    let mut frames = vec![asked.header(cols)?];
+    if let RotationSpec::Rht { tile, seed } = *asked {
+        frames.push(RotationHeader::None);
+        frames.push(RotationSpec::Rht { tile: tile.min(SHORT_TILE), seed }.header(cols)?);
+        let longest = MAX_TILE as usize;
+        let tiles = (0..=MAX_TILE.ilog2()).rev().map(|k| 1 << k);
+        let count = |tile: u32| if tile == MAX_TILE { cols / longest } else { cols % longest >> tile.ilog2() & 1 };
+        let runs = tiles.map(|tile| [tile, count(tile) as u32]).filter(|[_, count]| *count > 0).collect();
+        frames.push(RotationHeader::Rht { seed, runs });
+    }
+    let first = |i: &usize| !frames[..*i].contains(&frames[*i]);
+    Ok((0..frames.len()).filter(first).map(|i| frames[i].clone()).collect())
+}
+
+/// The sum of the squares of each column.
+fn powers(w: &[f32], cols: usize) -> Vec<f64> {
     let mut powers = vec![0.0f64; cols];
     for row in w.chunks_exact(cols) {
         powers.iter_mut().zip(row).for_each(|(power, v)| *power += f64::from(*v) * f64::from(*v));
     }
-    (powers.into_iter().fold(0.0, f64::max) / rows as f64).sqrt() as f32
+    powers
 }
 
+/// The moments of rotated inputs, inputs that were never active counting as ordinary ones.
 fn in_frame(hessian: &Hessian, rht: Option<&Rht>) -> Result<Hessian, FeedbackError> {
     Ok(match rht {
         Some(rht) => rotated_moments(hessian, rht)?,
-        None => hessian.clone(),
+        None => hessian.transformed(|_| {})?,
     })
 }
 

@@ -3,7 +3,7 @@
 //! | codec | unit of rounding | stored by | frame | step |
 //! |---|---|---|---|---|
 //! | lattices under ANS, `trellis-…` | one input column | columns | outputs rotated | per column, water-filled; one distortion level for all |
-//! | `shift-…`, `shiftlut-…` | one input column | columns | inputs and outputs rotated | per column, its spread |
+//! | `shift-…`, `shiftlut-…` | one input column | columns | inputs rotated as suits the matrix; outputs rotated | per column, its spread |
 //! | `shift-…-tiles` | 16 input columns | rows | inputs rotated | per row |
 //!
 //! With H = L D Lᵀ the error of column k costs D_k, whatever the others do, so under an entropy code steps in proportion to
@@ -115,19 +115,18 @@ pub fn encode(
     let damping = natural.report();
     let payload = |encoded: &EncodedMatrix| encoded.rate().payload_bps();
     let noise = 10f64.powf(-0.1 * codec.estimate(rows, cols).snr_db);
-    let plain = noise * isotropic_share(w, rows, &natural);
     let proxy_of = |encoded: &EncodedMatrix, target: &[f32]| -> Result<f64, CodecError> {
         let mut decoded = vec![0.0; target.len()];
         encoded.decoder()?.decode_rows(0..rows, &mut decoded, &mut DecodeScratch::new())?;
         Ok(relative_proxy(target, &decoded, rows, natural.as_slice()))
     };
-    let alone = |simpler, sweeps| {
-        let encoded = codec.encode(MatRef::new(w, rows, cols)?)?;
-        let (proxy, payload_bps) = (proxy_of(&encoded, w)?, payload(&encoded));
+    let alone = |target: &[f32], simpler, sweeps| {
+        let encoded = codec.encode(MatRef::new(target, rows, cols)?)?;
+        let (proxy, payload_bps) = (proxy_of(&encoded, target)?, payload(&encoded));
         Ok((encoded, FeedbackReport { damping, plain: proxy, proxy, payload_bps, sweeps, simpler: Some(simpler) }))
     };
     if damping.method != DampingMethod::Damped {
-        return alone("the second moments hold nothing or cannot be factored", 0);
+        return alone(w, "the second moments hold nothing or cannot be factored", 0);
     }
     let target = match &moments.drift {
         Some(cross) if options.drift > 0.0 => {
@@ -137,26 +136,27 @@ pub fn encode(
         }
         _ => w.to_vec(),
     };
+    let plain = noise * isotropic_share(&target, rows, &natural);
     let outcome = match &spec.scheme {
         SchemeSpec::Shift { order: ShiftOrderKind::Tiles, .. } => {
             fixed_rate::tiles(spec, &target, rows, &moments.hessian, options)
         }
-        SchemeSpec::Shift { .. } => fixed_rate::columns(spec, &target, rows, &moments.hessian, options),
+        SchemeSpec::Shift { .. } => fixed_rate::columns(spec, &target, rows, &moments.hessian, options, damping.sigma),
         _ => entropy_coded::encode(spec, &target, rows, &moments.hessian, &ldl),
     };
     match outcome {
         Ok((encoded, sweeps)) => {
             let proxy = proxy_of(&encoded, &target)?;
             if proxy.is_nan() || proxy > plain {
-                return alone("feedback was no better", sweeps);
+                return alone(&target, "feedback was no better", sweeps);
             }
             let payload_bps = payload(&encoded);
             Ok((encoded, FeedbackReport { damping, plain, proxy, payload_bps, sweeps, simpler: None }))
         }
         Err(FeedbackError::Codec(CodecError::Magnitude { .. })) => {
-            alone("a value is too far out for the step of its column", 0)
+            alone(&target, "a value is too far out for the step of its column", 0)
         }
-        Err(FeedbackError::Codec(CodecError::TooFewBits { .. })) => alone("nearly all weights are zero", 0),
+        Err(FeedbackError::Codec(CodecError::TooFewBits { .. })) => alone(&target, "nearly all weights are zero", 0),
         Err(error) => Err(error),
     }
 }

@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
-use gosset_codec::{CodecSpec, DecodeScratch, EncodedMatrix, MatRef, calibrate};
-use gosset_unisvq::{DampingMethod, Hessian, HessianAccumulator, relative_proxy};
+use gosset_codec::{
+    CodecSpec, ColumnEncoder, ColumnOptions, DecodeScratch, EncodedMatrix, MatRef, N_CLASSES, RotationHeader, calibrate,
+};
+use gosset_unisvq::{DampingMethod, DampingSpec, Hessian, HessianAccumulator, relative_proxy};
 
 use super::{FeedbackOptions, FeedbackReport, encode, is_supported};
 use crate::InputMoments;
@@ -78,6 +80,77 @@ fn feedback_halves_the_error_of_outputs_at_the_same_payload() {
         assert!((encoded.rate().payload_bps() - asked).abs() < 0.01, "{codec}: {}", report.payload_bps);
         assert_eq!(encoded.rate().payload_bps(), report.payload_bps);
     }
+}
+
+/// The rotations that columns of `cols` inputs of the bit-shift trellis are stored with.
+fn rotations(cols: usize) -> Vec<RotationHeader> {
+    let rht = |runs: &[[u32; 2]]| RotationHeader::Rht { seed: 0, runs: runs.to_vec() };
+    match cols {
+        192 => vec![rht(&[[64, 3]]), RotationHeader::None, rht(&[[16, 12]]), rht(&[[128, 1], [64, 1]])],
+        _ => panic!("{cols} inputs"),
+    }
+}
+
+#[test]
+fn inputs_are_rotated_as_suits_them() {
+    let (rows, cols) = (64, 192);
+    let w = calibrate::gaussian(rows * cols, 1);
+    let rotation = |moments: &InputMoments| with_feedback("shift-12@2", &w, (rows, cols), moments).0.header.rotation;
+    // Inputs that have nothing to do with each other, one half of them far stronger: only a tile across both makes them alike.
+    let strong = |i: usize| if i < cols / 2 { 100.0 } else { 1.0 };
+    let halves: Vec<f64> = (0..cols * cols).map(|i| if i % (cols + 1) == 0 { strong(i / cols) } else { 0.0 }).collect();
+    let halves = rotation(&of_hessian(Hessian::new(cols, halves, 9).unwrap()));
+    assert!(halves == rotations(cols)[3] || halves == RotationHeader::None, "{halves:?}");
+    let mixed = rotation(&moments(&inputs(2000, cols, 2), cols));
+    assert!(rotations(cols).contains(&mixed), "{mixed:?}");
+    // Who asks for none gets none.
+    let mut spec = CodecSpec::parse("shift-12@2").unwrap();
+    spec.rotation = gosset_codec::RotationSpec::None;
+    let moments = moments(&inputs(2000, cols, 2), cols);
+    let (encoded, report) = encode(&spec, &w, rows, cols, &moments, &FeedbackOptions::default()).unwrap();
+    assert_eq!((encoded.header.rotation, report.simpler), (RotationHeader::None, None));
+}
+
+#[test]
+fn the_order_of_feedback_leaves_equal_shares_of_the_error() {
+    // Weak inputs first, then sums of them: the given order has the strong columns explained by nothing that comes before.
+    let (rows, cols, tokens) = (128, 192, 3000);
+    let w = calibrate::gaussian(rows * cols, 1);
+    let mut x = calibrate::gaussian(tokens * cols, 2);
+    for x in x.chunks_mut(cols) {
+        (0..cols / 2).for_each(|j| x[j] = 4.0 * x[cols / 2 + j] + 0.2 * x[j]);
+    }
+    let moments = moments(&x, cols);
+    let proxy = |spec: &CodecSpec| {
+        let (_, report) = encode(spec, &w, rows, cols, &moments, &FeedbackOptions::default()).unwrap();
+        report.proxy
+    };
+    let mut spec = CodecSpec::parse("shift-12@3").unwrap();
+    let chosen = proxy(&spec);
+    spec.rotation = gosset_codec::RotationSpec::None;
+    let (natural, ordered) = (in_given_order(&w, rows, &moments), proxy(&spec));
+    assert!(ordered < 0.5 * natural && chosen < 1.02 * ordered, "{natural} {ordered} {chosen}");
+}
+
+/// The proxy of columns of `shift-12@3` without a rotation of the inputs, from the last to the first.
+fn in_given_order(w: &[f32], rows: usize, moments: &InputMoments) -> f64 {
+    let cols = w.len() / rows;
+    let mut spec = CodecSpec::parse("shift-12@3").unwrap();
+    spec.rotation = gosset_codec::RotationSpec::None;
+    let options = ColumnOptions {
+        inputs: RotationHeader::None,
+        outputs: gosset_codec::RotationSpec::None,
+        step: 2f32.powi(-12),
+        exponents: Vec::new(),
+        reach: 1.0,
+        gains: [1.0; N_CLASSES],
+    };
+    let encoder = ColumnEncoder::new(&spec, rows, cols, &options).unwrap();
+    let (damped, ldl) = DampingSpec::default().factor(&moments.hessian, 1).unwrap();
+    let mut out = vec![0.0; w.len()];
+    let mut rounder = super::entropy_coded::Columns::new(encoder, Vec::new());
+    gosset_unisvq::ldlq(w, rows, &ldl, Default::default(), &mut rounder, &mut out).unwrap();
+    relative_proxy(w, &out, rows, damped.as_slice())
 }
 
 #[test]
