@@ -102,14 +102,15 @@ impl TuneBlock {
         }
     }
 
-    /// The residual stream after the block, for a sequence from its first position, `[n, hidden]`.
-    pub(super) fn forward(&self, x: &Tensor) -> Result<Tensor, RuntimeError> {
-        let angles = Arc::new(Attention { shape: self.shape, rope: self.rope.table(0..x.dim(0)?) });
+    /// The residual stream after the block from position `first` on, for a sequence from position 0 on, `[n, hidden]`.
+    pub(super) fn forward(&self, x: &Tensor, first: usize) -> Result<Tensor, RuntimeError> {
+        let n = x.dim(0)?;
+        let angles = Arc::new(Attention { shape: self.shape, rope: self.rope.table(0..n) });
         let input = self.norm(0, x)?;
-        let q = self.norm(2, &self.linear(0, &input)?)?;
+        let q = self.norm(2, &self.linear(0, &input.narrow(0, first, n - first)?)?)?;
         let k = self.norm(3, &self.linear(1, &input)?)?;
         let attended = attention(&q, &k, &self.linear(2, &input)?, &angles)?;
-        let x = (x + self.linear(3, &attended)?)?;
+        let x = (x.narrow(0, first, n - first)? + self.linear(3, &attended)?)?;
 
         let input = self.norm(1, &x)?;
         let gated = gate(&self.linear(4, &input)?, &self.linear(5, &input)?)?;

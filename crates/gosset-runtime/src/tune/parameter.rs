@@ -5,6 +5,7 @@ use half::f16;
 
 use super::linear::variable;
 use crate::error::RuntimeError;
+use crate::tensor::f32_slice;
 
 /// What a parameter is: it decides the learning rate and how it is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,8 +28,8 @@ pub(super) struct Parameter {
     pub(super) var: Var,
     /// Root mean square at the start, which learning rates are relative to.
     magnitude: f64,
-    first: Tensor,
-    second: Tensor,
+    /// Mean of gradients and of their squares; empty before the first step.
+    moments: (Vec<f32>, Vec<f32>),
     /// Steps that the moments are of.
     steps: i32,
 }
@@ -38,15 +39,13 @@ const BETA_1: f64 = 0.9;
 /// Decay of the mean of their squares.
 const BETA_2: f64 = 0.999;
 /// Keeps steps finite.
-const EPSILON: f64 = 1e-8;
+const EPSILON: f32 = 1e-8;
 
 impl Parameter {
     pub(super) fn new(kind: Kind, values: Vec<f32>, shape: &[usize]) -> Result<Self, RuntimeError> {
         let squares: f64 = values.iter().map(|v| f64::from(*v).powi(2)).sum();
         let magnitude = (squares / values.len().max(1) as f64).sqrt();
-        let var = variable(values, shape)?;
-        let zeros = var.as_tensor().zeros_like()?.detach();
-        Ok(Self { kind, first: zeros.clone(), second: zeros, var, magnitude, steps: 0 })
+        Ok(Self { kind, var: variable(values, shape)?, magnitude, moments: (Vec::new(), Vec::new()), steps: 0 })
     }
 
     /// All values, row-major.
@@ -69,31 +68,28 @@ impl Parameter {
     }
 
     /// Forgets the moments.
-    pub(super) fn forget(&mut self) -> Result<(), RuntimeError> {
-        self.first = self.first.zeros_like()?;
-        self.second = self.second.zeros_like()?;
+    pub(super) fn forget(&mut self) {
+        self.moments = (Vec::new(), Vec::new());
         self.steps = 0;
-        Ok(())
     }
 
     /// A step of Adam with decoupled weight decay of zero.
-    pub(super) fn step(&mut self, grads: &[GradStore], weights: &[f64], rate: f64) -> Result<(), RuntimeError> {
-        let mut sum: Option<Tensor> = None;
-        for (grads, weight) in grads.iter().zip(weights) {
-            let Some(grad) = grads.get(self.var.as_tensor()) else { continue };
-            let grad = (grad.detach() * *weight)?;
-            sum = Some(match sum {
-                Some(sum) => (sum + grad)?,
-                None => grad,
-            });
-        }
-        let Some(grad) = sum else { return Ok(()) };
+    pub(super) fn step(&mut self, grads: &GradStore, rate: f64) -> Result<(), RuntimeError> {
+        let Some(grad) = grads.get(self.var.as_tensor()) else { return Ok(()) };
+        let grad = f32_slice(grad)?;
         self.steps += 1;
-        self.first = ((&self.first * BETA_1)? + (&grad * (1.0 - BETA_1))?)?;
-        self.second = ((&self.second * BETA_2)? + (grad.sqr()? * (1.0 - BETA_2))?)?;
-        let first = (&self.first / (1.0 - BETA_1.powi(self.steps)))?;
-        let second = (&self.second / (1.0 - BETA_2.powi(self.steps)))?;
-        let change = ((first / (second.sqrt()? + EPSILON)?)? * (rate * self.magnitude))?;
-        Ok(self.var.set(&(self.var.as_detached_tensor() - change)?)?)
+        let mut values = self.values()?;
+        let (first, second) = &mut self.moments;
+        first.resize(grad.len(), 0.0);
+        second.resize(grad.len(), 0.0);
+        let (beta_1, beta_2) = (BETA_1 as f32, BETA_2 as f32);
+        let (whole_1, whole_2) = (1.0 - BETA_1.powi(self.steps), 1.0 - BETA_2.powi(self.steps));
+        let (unit_2, rate) = ((1.0 / whole_2) as f32, (rate * self.magnitude / whole_1) as f32);
+        for (((v, g), m), s) in values.iter_mut().zip(&*grad).zip(first).zip(second) {
+            *m = beta_1 * *m + (1.0 - beta_1) * g;
+            *s = beta_2 * *s + (1.0 - beta_2) * g * g;
+            *v -= rate * *m / ((*s * unit_2).sqrt() + EPSILON);
+        }
+        self.set(values)
     }
 }

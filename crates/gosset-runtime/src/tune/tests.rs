@@ -15,7 +15,7 @@ use super::block::TuneBlock;
 use super::linear::{GridLinear, TuneLinear};
 use super::ops::weighted_error;
 use super::parameter::Kind;
-use super::{Sequence, TokenWeights, TuneData, TuneOptions, loss, tune_block, typical_energy};
+use super::{Sequence, TokenWeights, TuneData, TuneOptions, loss, steps, tune_block, typical_energy};
 use crate::attention::AttentionShape;
 use crate::calibration::{Calibration, CalibrationOptions, LayerInput};
 use crate::config::ModelConfig;
@@ -94,7 +94,7 @@ fn the_forward_pass_is_that_of_the_runtime() {
         let matrices = quantized(&mut source, spec);
         let config = config(&source);
         let x = hidden(&config, 37, 3);
-        let found = block(&source, &matrices).forward(&x).unwrap();
+        let found = block(&source, &matrices).forward(&x, 0).unwrap();
         let layer = Layer::load(&config, &SourceWeights::new(&source), 1).unwrap();
         let shape = AttentionShape::of(&config);
         let mut cache = LayerCache::new(shape.kv_heads, shape.head_dim);
@@ -102,6 +102,11 @@ fn the_forward_pass_is_that_of_the_runtime() {
         let expected = layer.forward(&x, &mut cache, &rope, shape).unwrap();
         let off = distance(&f32_slice(&found).unwrap(), &f32_slice(&expected).unwrap());
         assert!(off < FORWARD_TOLERANCE, "{spec}: {off:e}");
+        // The last tokens alone attend to all before them.
+        let last = block(&source, &matrices).forward(&x, 21).unwrap();
+        let expected = expected.narrow(0, 21, 16).unwrap().contiguous().unwrap();
+        let off = distance(&f32_slice(&last).unwrap(), &f32_slice(&expected).unwrap());
+        assert!(off < FORWARD_TOLERANCE, "{spec}, the last 16: {off:e}");
     }
 }
 
@@ -129,10 +134,11 @@ fn gradients_are_finite_differences() {
         let config = config(&source);
         let block = block(&source, &matrices);
         let weights = if spec == "unisvq" { TokenWeights::Equal } else { TokenWeights::Relative };
-        let sequence = [sequence(&hidden(&config, 75, 3), &hidden(&config, 75, 4), weights)];
-        let factor = 1.0 / sequence[0].n_values() as f64;
-        let error = weighted_error(&block.forward(&sequence[0].x).unwrap(), &sequence[0].target, factor).unwrap();
-        let grads = error.backward().unwrap();
+        let Sequence { x, target } = sequence(&hidden(&config, 75, 3), &hidden(&config, 75, 4), weights);
+        // The last tokens of a sequence, in more than one block of queries.
+        let factor = 1.0 / target.values.len() as f64;
+        let loss = || weighted_error(&block.forward(&x, 5).unwrap(), &target, 5, factor).unwrap();
+        let grads = loss().backward().unwrap();
         let mut kinds = Vec::new();
         for (i, parameter) in block.parameters().into_iter().enumerate() {
             let grad = grads.get(parameter.var.as_tensor()).expect("a gradient").flatten_all().unwrap();
@@ -150,7 +156,8 @@ fn gradients_are_finite_differences() {
             let h = 1e-2f32;
             let at = |h: f32| {
                 parameter.set(start.iter().zip(&along).map(|(v, u)| v + h * u).collect()).unwrap();
-                loss(&block, &sequence).unwrap()
+                let y = block.forward(&x, 5).unwrap();
+                target.error(&f32_slice(&y).unwrap(), 5) * factor
             };
             let found = (at(h) - at(-h)) / (2.0 * f64::from(h));
             parameter.set(start.clone()).unwrap();
@@ -165,6 +172,25 @@ fn gradients_are_finite_differences() {
 }
 
 #[test]
+fn each_token_is_in_one_step_of_an_epoch() {
+    let of = |n: usize| Sequence::new(&vec![1.0; 2 * n], &vec![1.0; 2 * n], 2, TokenWeights::Equal, 1.0).unwrap();
+    let training = [of(50), of(7), of(20), of(51)];
+    let found = steps(&training, 10);
+    assert!(found.iter().all(|(_, tokens)| (5..=10).contains(&tokens.len())), "{found:?}");
+    for (i, sequence) in training.iter().enumerate() {
+        let mut end = 0;
+        for (_, tokens) in found.iter().filter(|(of, _)| *of == i) {
+            assert_eq!(tokens.start, end);
+            end = tokens.end;
+        }
+        assert_eq!(end, sequence.n_tokens(), "sequence {i}");
+    }
+    assert_eq!(found[..4].iter().map(|(i, _)| *i).collect::<Vec<_>>(), [0, 1, 2, 3]);
+    assert_eq!(steps(&training, usize::MAX).len(), 4);
+    assert_eq!(steps(&training, 0).len(), 128, "a token is the least");
+}
+
+#[test]
 fn g05_gradients_are_the_same_bits_for_any_number_of_threads() {
     for (mut source, spec) in sources() {
         let matrices = quantized(&mut source, spec);
@@ -173,7 +199,7 @@ fn g05_gradients_are_the_same_bits_for_any_number_of_threads() {
         let gradients = |threads| {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
             pool.install(|| {
-                let loss = (block.forward(&x).unwrap() - &y).unwrap().sqr().unwrap().mean_all().unwrap();
+                let loss = (block.forward(&x, 0).unwrap() - &y).unwrap().sqr().unwrap().mean_all().unwrap();
                 let grads = loss.backward().unwrap();
                 let of = |tensor: &Tensor| grads.get(tensor).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
                 block.parameters().into_iter().map(|p| of(p.var.as_tensor())).collect::<Vec<_>>()
@@ -196,7 +222,7 @@ fn tuning_lowers_the_loss_and_gives_the_same_bits_for_any_number_of_threads() {
     // Three sequences that do not see each other.
     let targets: Vec<f32> = (0..3)
         .flat_map(|i| {
-            let y = exact.forward(&x.narrow(0, i * 32, 32).unwrap()).unwrap();
+            let y = exact.forward(&x.narrow(0, i * 32, 32).unwrap(), 0).unwrap();
             y.flatten_all().unwrap().to_vec1::<f32>().unwrap()
         })
         .collect();
@@ -210,14 +236,14 @@ fn tuning_lowers_the_loss_and_gives_the_same_bits_for_any_number_of_threads() {
         let block = tune_block(&config, &weights, 1, &mut named, data, &options, &mut |_| Ok(())).unwrap();
         (block, tuned)
     };
-    let (first, tuned) = tune(TuneOptions { epochs: 10, ..TuneOptions::default() });
+    let (first, tuned) = tune(TuneOptions { epochs: 10, step_tokens: 20, ..TuneOptions::default() });
     let report = first.as_ref().expect("a gain").report;
     assert!(report.loss_after < report.loss_before, "{report:?}");
-    let again = tune(TuneOptions { epochs: 10, ..TuneOptions::default() });
+    let again = tune(TuneOptions { epochs: 10, step_tokens: 20, ..TuneOptions::default() });
     assert!((first.clone(), tuned.clone()) == again, "the same bits");
     for threads in [1, 2, 7] {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-        let on_pool = pool.install(|| tune(TuneOptions { epochs: 10, ..TuneOptions::default() }));
+        let on_pool = pool.install(|| tune(TuneOptions { epochs: 10, step_tokens: 20, ..TuneOptions::default() }));
         assert!((first.clone(), tuned.clone()) == on_pool, "{threads} threads");
     }
     assert!(tuned.iter().all(|(name, m)| m.codes == matrices[name].codes), "codes stay");

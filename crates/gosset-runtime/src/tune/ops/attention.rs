@@ -63,7 +63,7 @@ impl CustomOp3 for Attend {
     }
 }
 
-/// Operands of the way back, `[n, heads * head_dim]` and `[n, kv_heads * head_dim]`.
+/// Operands of the way back, `[queries, heads * head_dim]` and `[n, kv_heads * head_dim]`.
 struct Pass<'a> {
     attention: &'a Attention,
     q: Vec<f32>,
@@ -71,7 +71,7 @@ struct Pass<'a> {
     v: Vec<f32>,
 }
 
-/// Gradients of one query head, `[n, head_dim]` each.
+/// Gradients of one query head, `[queries, head_dim]` and `[n, head_dim]`.
 struct HeadGrads {
     q: Vec<f32>,
     k: Vec<f32>,
@@ -84,8 +84,9 @@ impl Pass<'_> {
         let AttentionShape { heads, kv_heads, head_dim } = self.attention.shape;
         let (q_row, kv_row, group) = (heads * head_dim, kv_heads * head_dim, heads / kv_heads);
         let scale = 1.0 / (head_dim as f32).sqrt();
-        for (x, row, scale) in [(&mut self.q, q_row, scale), (&mut self.k, kv_row, 1.0)] {
-            turn(&self.attention.rope, x, row, head_dim, scale, false);
+        let start = self.k.len() / kv_row - self.q.len() / q_row;
+        for (x, row, start, scale) in [(&mut self.q, q_row, start, scale), (&mut self.k, kv_row, 0, 1.0)] {
+            turn(&self.attention.rope, x, (row, head_dim), start, scale, false);
         }
         // Each head by itself; those that share keys add up in their order.
         let all: Vec<HeadGrads> = (0..heads).into_par_iter().map(|head| self.head(head, out, grad)).collect();
@@ -101,8 +102,8 @@ impl Pass<'_> {
             add(&mut k, kv_row, head / group, &grads.k);
             add(&mut v, kv_row, head / group, &grads.v);
         }
-        for (x, row, scale) in [(&mut q, q_row, scale), (&mut k, kv_row, 1.0)] {
-            turn(&self.attention.rope, x, row, head_dim, scale, true);
+        for (x, row, start, scale) in [(&mut q, q_row, start, scale), (&mut k, kv_row, 0, 1.0)] {
+            turn(&self.attention.rope, x, (row, head_dim), start, scale, true);
         }
         (q, k, v)
     }
@@ -110,19 +111,20 @@ impl Pass<'_> {
     fn head(&self, head: usize, out: &[f32], grad: &[f32]) -> HeadGrads {
         let AttentionShape { heads, kv_heads, head_dim: d } = self.attention.shape;
         let (q_row, kv_row) = (heads * d, kv_heads * d);
-        let (n, at, kv_at) = (self.q.len() / q_row, head * d, head / (heads / kv_heads) * d);
-        let mut grads = HeadGrads { q: vec![0.0; n * d], k: vec![0.0; n * d], v: vec![0.0; n * d] };
-        let (mut scores, mut score_grads) = (vec![0f32; BLOCK.min(n) * n], vec![0f32; BLOCK.min(n) * n]);
+        let (n, n_keys) = (self.q.len() / q_row, self.k.len() / kv_row);
+        let (start, at, kv_at) = (n_keys - n, head * d, head / (heads / kv_heads) * d);
+        let mut grads = HeadGrads { q: vec![0.0; n * d], k: vec![0.0; n_keys * d], v: vec![0.0; n_keys * d] };
+        let (mut scores, mut score_grads) = (vec![0f32; BLOCK.min(n) * n_keys], vec![0f32; BLOCK.min(n) * n_keys]);
         for first in (0..n).step_by(BLOCK) {
             let rows = BLOCK.min(n - first);
-            let seen = first + rows;
+            let seen = start + first + rows;
             let (p, dp) = (&mut scores[..rows * seen], &mut score_grads[..rows * seen]);
             let q = Mat::new(&self.q[first * q_row + at..], rows, d, q_row);
             let grad_rows = Mat::new(&grad[first * q_row + at..], rows, d, q_row);
             let (k, v) = (Mat::new(&self.k[kv_at..], seen, d, kv_row), Mat::new(&self.v[kv_at..], seen, d, kv_row));
             matmul(MatMut::new(p, rows, seen, seen), q, k.t(), Threads::One);
             for (r, row) in p.chunks_exact_mut(seen).enumerate() {
-                let (known, later) = row.split_at_mut(first + r + 1);
+                let (known, later) = row.split_at_mut(start + first + r + 1);
                 let largest = max(known);
                 let inverse = 1.0 / exp_sum_in_place(known, largest);
                 known.iter_mut().for_each(|p| *p *= inverse);
@@ -138,7 +140,7 @@ impl Pass<'_> {
                 dp.iter_mut().zip(p).for_each(|(dp, p)| *dp = p * (*dp - mean));
             }
             let score_grads = Mat::new(dp, rows, seen, seen);
-            let q_grad = &mut grads.q[first * d..seen * d];
+            let q_grad = &mut grads.q[first * d..(first + rows) * d];
             matmul(MatMut::new(q_grad, rows, d, d), score_grads, k, Threads::One);
             matmul_add(MatMut::new(&mut grads.k[..seen * d], seen, d, d), score_grads.t(), q, Threads::One);
         }
@@ -146,10 +148,11 @@ impl Pass<'_> {
     }
 }
 
-/// Rotates every head by its position, or back, and scales it.
-fn turn(rope: &RopeTable, x: &mut [f32], row: usize, head_dim: usize, scale: f32, back: bool) {
+/// Rotates every head by its position, or back, and scales it; the first row is at `start`.
+fn turn(rope: &RopeTable, x: &mut [f32], (row, head_dim): (usize, usize), start: usize, scale: f32, back: bool) {
     let half = head_dim / 2;
-    x.par_chunks_mut(row).enumerate().with_min_len(16).for_each(|(position, x)| {
+    x.par_chunks_mut(row).enumerate().with_min_len(16).for_each(|(i, x)| {
+        let position = start + i;
         let (cos, sin) = (&rope.cos()[position * half..][..half], &rope.sin()[position * half..][..half]);
         for head in x.chunks_exact_mut(head_dim) {
             let (a, b) = head.split_at_mut(half);
@@ -161,7 +164,8 @@ fn turn(rope: &RopeTable, x: &mut [f32], row: usize, head_dim: usize, scale: f32
     });
 }
 
-/// Causal attention of `[n, heads * head_dim]` over `[n, kv_heads * head_dim]`, neither rotated yet, from position 0 of the table on.
+/// Causal attention of the last positions, `[queries, heads * head_dim]`, over all from position 0 of the table on,
+/// `[n, kv_heads * head_dim]`; none of them is rotated yet.
 pub(in crate::tune) fn attention(q: &Tensor, k: &Tensor, v: &Tensor, attention: &Arc<Attention>) -> Result<Tensor> {
     q.contiguous()?.apply_op3(&k.contiguous()?, &v.contiguous()?, Attend(Arc::clone(attention)))
 }

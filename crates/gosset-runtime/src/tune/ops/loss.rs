@@ -21,10 +21,10 @@ impl Target {
         self.values.len() / self.weights.len().max(1)
     }
 
-    /// Sum over rows of weight times squared error.
-    pub(in crate::tune) fn error(&self, y: &[f32]) -> f64 {
+    /// Sum over rows of weight times squared error, the rows being those from `first` on.
+    pub(in crate::tune) fn error(&self, y: &[f32], first: usize) -> f64 {
         let width = self.width();
-        let rows = y.par_chunks(width).zip(self.values.par_chunks(width)).zip(&self.weights);
+        let rows = y.par_chunks(width).zip(self.values[first * width..].par_chunks(width)).zip(&self.weights[first..]);
         let rows: Vec<f64> = rows
             .map(|((y, t), w)| f64::from(*w) * y.iter().zip(t).map(|(y, t)| f64::from(y - t).powi(2)).sum::<f64>())
             .collect();
@@ -35,6 +35,7 @@ impl Target {
 /// `factor` times [`Target::error`].
 struct Error {
     target: Arc<Target>,
+    first: usize,
     factor: f64,
 }
 
@@ -44,7 +45,7 @@ impl CustomOp1 for Error {
     }
 
     fn cpu_fwd(&self, y: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        let error = self.target.error(slice(y, layout)?) * self.factor;
+        let error = self.target.error(slice(y, layout)?, self.first) * self.factor;
         Ok((CpuStorage::F32(vec![error as f32]), Shape::from(())))
     }
 
@@ -52,7 +53,8 @@ impl CustomOp1 for Error {
         let factor = 2.0 * self.factor * f64::from(grad.to_scalar::<f32>()?);
         let width = self.target.width();
         let mut out = with(y, <[f32]>::to_vec)?;
-        let rows = out.par_chunks_mut(width).zip(self.target.values.par_chunks(width)).zip(&self.target.weights);
+        let (values, weights) = (&self.target.values[self.first * width..], &self.target.weights[self.first..]);
+        let rows = out.par_chunks_mut(width).zip(values.par_chunks(width)).zip(weights);
         rows.for_each(|((y, t), w)| {
             let weight = (factor * f64::from(*w)) as f32;
             y.iter_mut().zip(t).for_each(|(y, t)| *y = weight * (*y - t));
@@ -61,7 +63,7 @@ impl CustomOp1 for Error {
     }
 }
 
-/// `factor` times the weighted sum of squared errors of `[rows, width]`, a scalar.
-pub(in crate::tune) fn weighted_error(y: &Tensor, target: &Arc<Target>, factor: f64) -> Result<Tensor> {
-    y.contiguous()?.apply_op1(Error { target: Arc::clone(target), factor })
+/// `factor` times the weighted sum of squared errors of `[rows, width]`, the rows from `first` on, a scalar.
+pub(in crate::tune) fn weighted_error(y: &Tensor, target: &Arc<Target>, first: usize, factor: f64) -> Result<Tensor> {
+    y.contiguous()?.apply_op1(Error { target: Arc::clone(target), first, factor })
 }
