@@ -152,7 +152,7 @@ mod tests {
             let is_shift = codec.starts_with("shift");
             let options = ColumnOptions {
                 inputs: if is_shift { spec.rotation.header(cols).unwrap() } else { RotationHeader::None },
-                outputs: spec.rotation.clone(),
+                outputs: spec.rotation.header(rows).unwrap(),
                 step: if is_shift { 0.01 } else { 0.5 },
                 exponents: if is_shift { Vec::new() } else { vec![0; cols] },
                 reach: 2.0,

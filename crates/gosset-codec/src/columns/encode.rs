@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use gosset_transform::{Rht, TilePlan};
+use gosset_transform::Rht;
 
 use super::code::{self, GAIN_UNITS, ZERO};
 use super::decode::check_vouched;
@@ -15,7 +15,7 @@ use crate::scheme::lattice::{LENGTHS, WORDS, gaussian_bps};
 use crate::scheme::trellis::curve_of;
 use crate::{
     CodeHeader, CodeKind, CodecError, CodecSpec, EncodedMatrix, LatticeHeader, MatrixHeader, RateTarget,
-    RotationHeader, RotationSpec, SchemeHeader, SchemeSpec, ShiftHeader, ShiftOrderKind, TrellisHeader,
+    RotationHeader, SchemeHeader, SchemeSpec, ShiftHeader, ShiftOrderKind, TrellisHeader,
 };
 
 pub use super::code::{N_CLASSES, N_EXPONENTS};
@@ -29,7 +29,7 @@ pub struct ColumnOptions {
     /// Rotation of the inputs that the caller applies to rows before columns are taken.
     pub inputs: RotationHeader,
     /// Rotation of the outputs that the caller applies to columns.
-    pub outputs: RotationSpec,
+    pub outputs: RotationHeader,
     /// The step of exponent 0; for the bit-shift trellis the smallest scale.
     pub step: f32,
     /// Of each column, below [`N_EXPONENTS`]: its step is `step` · 2^(e/4). None for the bit-shift trellis, which fits the scale of a
@@ -65,13 +65,13 @@ impl ColumnSums {
 /// told the reconstruction, which is bit for bit what a decoder finds.
 ///
 /// ```
-/// use gosset_codec::{CodecSpec, ColumnEncoder, ColumnOptions, DecodeScratch, RotationHeader, RotationSpec, N_CLASSES, calibrate};
+/// use gosset_codec::{CodecSpec, ColumnEncoder, ColumnOptions, DecodeScratch, RotationHeader, N_CLASSES, calibrate};
 ///
 /// let (rows, cols) = (256, 8);
 /// let spec = CodecSpec::parse("e8@3")?;
 /// let options = ColumnOptions {
 ///     inputs: RotationHeader::None,
-///     outputs: RotationSpec::None,
+///     outputs: RotationHeader::None,
 ///     step: 0.5,
 ///     exponents: vec![0; cols],
 ///     reach: 2.0,
@@ -162,7 +162,7 @@ impl ColumnEncoder {
             cols,
             scheme,
             gains: options.gains.iter().map(stored).collect(),
-            rotations: [options.inputs.to_rht(cols)?, rht(&options.outputs, rows)?],
+            rotations: [options.inputs.to_rht(cols)?, options.outputs.to_rht(rows)?],
             options: options.clone(),
             bytes: vec![ZERO; cols],
             left: cols,
@@ -330,13 +330,6 @@ fn check_magnitude(x: &[f32], step: f32, max: f32) -> Result<(), CodecError> {
     match x.iter().position(|v| v.abs() * alpha > max) {
         Some(row) => Err(CodecError::Magnitude { row, found: x[row].abs() * alpha, max }),
         None => Ok(()),
-    }
-}
-
-fn rht(rotation: &RotationSpec, n: usize) -> Result<Option<Rht>, CodecError> {
-    match rotation {
-        RotationSpec::None => Ok(None),
-        RotationSpec::Rht { tile, seed } => Ok(Some(Rht::new(TilePlan::new(n, *tile)?, *seed))),
     }
 }
 

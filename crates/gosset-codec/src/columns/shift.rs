@@ -64,8 +64,10 @@ impl ShiftColumns {
         let start = self.words.len();
         self.words.resize(start + self.layout.n_words(), 0);
         let (layout, encoder, padded) = (&self.layout, &self.encoder, &self.padded);
-        // As many strings together as share the tables, as long as every thread has some.
-        let at_once = layout.n_strings().div_ceil(2).min(STRINGS_AT_ONCE);
+        // Up to three strings stay on one thread and share what is read of the tables, which one string alone waits for; more of them
+        // are shared out.
+        let n = layout.n_strings();
+        let at_once = if n < STRINGS_AT_ONCE { n } else { n.div_ceil(2).min(STRINGS_AT_ONCE) };
         let chunk = at_once * layout.words_per_string();
         map_chunks_mut_with(&mut self.words[start..], chunk, ShiftScratch::new, |scratch, i, words| {
             let first = i * at_once;

@@ -29,7 +29,7 @@ fn options(name: &str, rows: usize, cols: usize, step: f32) -> ColumnOptions {
     gains.iter_mut().enumerate().for_each(|(i, gain)| *gain = 0.8 + 0.02 * i as f32);
     ColumnOptions {
         inputs: if is_shift && cols > 1 { RotationSpec::DEFAULT.header(cols).unwrap() } else { RotationHeader::None },
-        outputs: if rows > 1 { RotationSpec::DEFAULT } else { RotationSpec::None },
+        outputs: if rows > 1 { RotationSpec::DEFAULT.header(rows).unwrap() } else { RotationHeader::None },
         step: if is_shift { 1.0 / 4096.0 } else { step },
         exponents: if is_shift { Vec::new() } else { (0..cols).map(|col| (col * 7 % N_EXPONENTS) as u8).collect() },
         reach: 8.0 / step,

@@ -22,9 +22,10 @@ pub(super) fn encode(spec: &CodecSpec, w: &[f32], rows: usize, hessian: &Hessian
     };
     let weights = column_weights(hessian, ldl);
     let exponents = steps::exponents(&weights);
+    let outputs = spec.rotation.header(rows)?;
     let options = |log_step: f64, gains| ColumnOptions {
         inputs: RotationHeader::None,
-        outputs: spec.rotation.clone(),
+        outputs: outputs.clone(),
         step: log_step.exp2() as f32,
         exponents: exponents.clone(),
         reach: 1.0,

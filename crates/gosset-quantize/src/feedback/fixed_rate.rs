@@ -33,7 +33,7 @@ pub(super) fn columns(
     let (inputs, order) = frame(spec, w, hessian, sigma)?;
     let mut columns = ColumnOptions {
         inputs,
-        outputs: spec.rotation.clone(),
+        outputs: widest(&spec.rotation, rows)?,
         step: 1.0,
         exponents: Vec::new(),
         reach: 1.0,
@@ -103,14 +103,23 @@ fn frames(asked: &RotationSpec, cols: usize) -> Result<Vec<RotationHeader>, Code
     if let RotationSpec::Rht { tile, seed } = *asked {
         frames.push(RotationHeader::None);
         frames.push(RotationSpec::Rht { tile: tile.min(SHORT_TILE), seed }.header(cols)?);
-        let longest = MAX_TILE as usize;
-        let tiles = (0..=MAX_TILE.ilog2()).rev().map(|k| 1 << k);
-        let count = |tile: u32| if tile == MAX_TILE { cols / longest } else { cols % longest >> tile.ilog2() & 1 };
-        let runs = tiles.map(|tile| [tile, count(tile) as u32]).filter(|[_, count]| *count > 0).collect();
-        frames.push(RotationHeader::Rht { seed, runs });
+        frames.push(widest(asked, cols)?);
     }
     let first = |i: &usize| !frames[..*i].contains(&frames[*i]);
     Ok((0..frames.len()).filter(first).map(|i| frames[i].clone()).collect())
+}
+
+/// The rotation with the seed that is asked for and tiles as long as the width allows, each power of two once.
+///
+/// Along the outputs it is always better: a string has one scale and one rate, so what it holds should be Gaussian of one spread, but
+/// heads and groups of neurons differ. (Entropy codes make use of such differences.)
+fn widest(asked: &RotationSpec, width: usize) -> Result<RotationHeader, CodecError> {
+    let RotationSpec::Rht { seed, .. } = *asked else { return asked.header(width) };
+    let longest = MAX_TILE as usize;
+    let tiles = (0..=MAX_TILE.ilog2()).rev().map(|k| 1 << k);
+    let count = |tile: u32| if tile == MAX_TILE { width / longest } else { (width % longest) >> tile.ilog2() & 1 };
+    let runs = tiles.map(|tile| [tile, count(tile) as u32]).filter(|[_, count]| *count > 0).collect();
+    Ok(RotationHeader::Rht { seed, runs })
 }
 
 /// The sum of the squares of each column.

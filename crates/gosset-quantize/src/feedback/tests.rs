@@ -129,7 +129,7 @@ fn the_order_of_feedback_leaves_equal_shares_of_the_error() {
     let chosen = proxy(&spec);
     spec.rotation = gosset_codec::RotationSpec::None;
     let (natural, ordered) = (in_given_order(&w, rows, &moments), proxy(&spec));
-    assert!(ordered < 0.5 * natural && chosen < 1.02 * ordered, "{natural} {ordered} {chosen}");
+    assert!(ordered < 0.6 * natural && chosen < 1.02 * ordered, "{natural} {ordered} {chosen}");
 }
 
 /// The proxy of columns of `shift-12@3` without a rotation of the inputs, from the last to the first.
@@ -139,7 +139,7 @@ fn in_given_order(w: &[f32], rows: usize, moments: &InputMoments) -> f64 {
     spec.rotation = gosset_codec::RotationSpec::None;
     let options = ColumnOptions {
         inputs: RotationHeader::None,
-        outputs: gosset_codec::RotationSpec::None,
+        outputs: RotationHeader::None,
         step: 2f32.powi(-12),
         exponents: Vec::new(),
         reach: 1.0,
