@@ -7,7 +7,7 @@
 //! | `unisvq`, `unisvq-d8`, … | the affine grid of [`gosset_unisvq`] with error feedback, 2 to 4 bits | yes |
 //! | `unisvq…+ft` | the same, each block tuned to its unquantized outputs afterwards | yes |
 
-use gosset_codec::{CodecError, CodecInfo, CodecSpec, RateTarget, RotationSpec, codecs};
+use gosset_codec::{CodecError, CodecInfo, CodecSpec, RateTarget, RotationSpec, SchemeSpec, codecs};
 use gosset_unisvq::{DampingSpec, Incoherence, UniSvqError, UniSvqHeader, UniSvqSpec, row_bytes};
 use serde_json::{Value, json};
 
@@ -276,13 +276,18 @@ impl Method {
     /// Bytes that quantizing a matrix of that shape takes at most with feedback: weights, targets and reconstructions in f32 and f64, and
     /// second moments in the frame, damped and factored in f64. 0 for a codec by itself, whose memory is that of the matrix.
     pub(crate) fn peak_bytes(&self, (rows, cols): (usize, usize)) -> u64 {
-        /// Copies of a matrix and of its second moments that live at the same time.
-        const COPIES: (u64, u64) = (8, 6);
+        /// Copies of a matrix in f32 that live at the same time, some of them half of one in f64.
+        const MATRICES: u64 = 8;
         let (n, square) = ((rows as u64).saturating_mul(cols as u64), (cols as u64).saturating_mul(cols as u64));
-        match self {
-            Method::Codec(_) => 0,
-            _ => n.saturating_mul(4 * COPIES.0).saturating_add(square.saturating_mul(8 * COPIES.1)),
-        }
+        // Copies of its second moments. All: those of a layer that calibration has left behind, damped, factored; and while that is done,
+        // what is factored in the frame of the inputs, or the difference that corrects drift. Where the inputs are rotated for
+        // the rounding alone, damped and factored in both frames.
+        let moments = match self {
+            Method::Codec(_) => return 0,
+            Method::Feedback(CodecSpec { scheme: SchemeSpec::Shift { .. }, .. }) => 6,
+            Method::Feedback(_) | Method::UniSvq { .. } => 4,
+        };
+        n.saturating_mul(4 * MATRICES).saturating_add(square.saturating_mul(8 * moments))
     }
 
     /// What a matrix is expected to take.

@@ -6,7 +6,7 @@ use gosset_container::{ContainerKind, ManifestInfo};
 use serde_json::{Value, json};
 
 use crate::budget::{self, Budget, Choice, Pace, Planned};
-use crate::calibration::CalibrationRecord;
+use crate::calibration::{Activations, CalibrationRecord};
 use crate::error::{QuantizeError, SourceError};
 use crate::method::{Method, MethodInfo};
 use crate::options::{OverrideAction, QuantizeOptions};
@@ -77,7 +77,20 @@ pub enum Action {
 }
 
 /// Memory that tensors which are quantized at the same time may take together; a larger one is quantized alone.
-pub(crate) const BATCH_BYTES: u64 = 512 << 20;
+const BATCH_BYTES: u64 = 512 << 20;
+
+/// Scratch of a thread: blocks of weights while they are scanned, tables of codes, panels of products. 3 MB were measured.
+const THREAD_BYTES: u64 = 4 << 20;
+
+/// How many of the next tensors are quantized at the same time, by what each takes: two for every thread, as far as memory goes, and at
+/// least one.
+pub(crate) fn batch_len(peaks: impl Iterator<Item = u64>) -> usize {
+    let sums = peaks.scan(0u64, |sum, peak| {
+        *sum = sum.saturating_add(peak);
+        Some(*sum)
+    });
+    sums.take(2 * rayon::current_num_threads()).take_while(|sum| *sum <= BATCH_BYTES).count().max(1)
+}
 
 impl PlanItem {
     /// Bytes that quantizing the tensor takes at most with feedback; 0 without.
@@ -106,8 +119,6 @@ pub struct PlanEstimate {
     pub file_bps: f64,
     /// Bytes of the largest tensor while it is worked on: its f32 values.
     pub largest_tensor_bytes: u64,
-    /// Bytes that quantizing takes at most with error feedback, the activations themselves aside; 0 without.
-    pub encode_peak_bytes: u64,
 }
 
 /// Decides for each tensor whether it is quantized, kept or skipped, and why.
@@ -276,8 +287,31 @@ impl Plan {
     }
 
     /// Whether blocks are tuned.
-    pub(crate) fn is_tuned(&self) -> bool {
+    pub fn is_tuned(&self) -> bool {
         self.items.iter().any(|i| matches!(&i.action, Action::Quantize { method, .. } if method.is_tuned()))
+    }
+
+    /// Whether tensors are quantized one after the other: inputs wait for the tensors before, or a budget for what these took.
+    pub(crate) fn is_one_by_one(&self, is_sequential: bool) -> bool {
+        is_sequential || self.is_tuned() || self.pace().is_some()
+    }
+
+    /// Bytes that a run with `activations` takes at most to quantize, beside what the activations take: the tensors that are worked on at
+    /// the same time, with their second moments in the frame, damped and factored. Depends on the number of threads.
+    pub fn encode_peak_bytes(&self, activations: &dyn Activations) -> u64 {
+        let tensors: Vec<TensorInfo> = self.items.iter().map(|item| item.tensor.clone()).collect();
+        let order = activations.order(&tensors).into_iter().filter_map(|index| self.items.get(index));
+        let peaks: Vec<u64> = order.map(PlanItem::peak_bytes).filter(|peak| *peak > 0).collect();
+        let scratch = THREAD_BYTES * rayon::current_num_threads() as u64;
+        if self.is_one_by_one(activations.is_sequential()) {
+            return scratch.saturating_add(peaks.into_iter().max().unwrap_or_default());
+        }
+        // A run that is taken up again may start anywhere.
+        let of_batch = |start: usize| {
+            let left = &peaks[start..];
+            left[..batch_len(left.iter().copied())].iter().fold(0u64, |sum, peak| sum.saturating_add(*peak))
+        };
+        scratch.saturating_add((0..peaks.len()).map(of_batch).max().unwrap_or_default())
     }
 
     /// A norm of a block that is tuned, as it is stored then.
@@ -337,7 +371,6 @@ impl Plan {
     /// Sizes to expect. Good to a fraction of a percent; exact figures are in the report of a run.
     pub fn estimate(&self) -> PlanEstimate {
         let (mut n_params, mut n_quantized, mut largest, mut payload) = (0u64, 0u64, 0u64, 0.0);
-        let (mut encode_peak, mut encode_sum) = (0u64, 0u64);
         for item in self.items.iter().filter(|item| !matches!(item.action, Action::Skip { .. })) {
             let n = item.tensor.n_weights();
             n_params += n;
@@ -345,8 +378,6 @@ impl Plan {
                 n_quantized += n;
                 payload += target_bps * n as f64;
                 largest = largest.max(n * 4);
-                let peak = item.peak_bytes();
-                (encode_peak, encode_sum) = (encode_peak.max(peak), encode_sum.saturating_add(peak));
             }
         }
         let (file, coded) = self.budget.as_ref().map_or((0, 0), |budget| (budget.file_bytes(), budget.coded_bytes()));
@@ -359,7 +390,6 @@ impl Plan {
             all_in_bps: per(coded as f64 * 8.0, n_quantized),
             file_bps: per(file as f64 * 8.0, n_params),
             largest_tensor_bytes: largest,
-            encode_peak_bytes: encode_peak.max(encode_sum.min(BATCH_BYTES)),
         }
     }
 }

@@ -19,7 +19,7 @@ use crate::encode::{Measured, encode};
 use crate::error::{QuantizeError, SourceError};
 use crate::method::Method;
 use crate::observer::{Event, Observer};
-use crate::plan::{Action, BATCH_BYTES, Plan, PlanItem, block_of};
+use crate::plan::{Action, Plan, PlanItem, batch_len, block_of};
 use crate::report::{Report, TunedFigures};
 use crate::run::{RunOptions, finish, is_there, keep};
 use crate::scan::scan_all;
@@ -291,22 +291,11 @@ impl<'a> Resumable<'a> {
     /// How many of the units that are left are worked on at the same time: those whose tensors do not wait for each other, in bounded
     /// memory. Some methods walk through a tensor column by column and have work for one thread only.
     fn batch_len(&self, left: &[&Unit]) -> usize {
-        let waits = |unit: &&Unit| unit.block.is_some();
-        let sequential = self.activations.as_ref().is_some_and(|activations| activations.is_sequential());
-        if sequential || self.pace.is_some() || self.activations.is_none() || waits(&left[0]) {
+        let one_by_one = |activations: &&mut dyn Activations| self.plan.is_one_by_one(activations.is_sequential());
+        if self.activations.as_ref().is_none_or(one_by_one) {
             return 1;
         }
-        let bytes = left.iter().scan(0u64, |sum, unit| {
-            *sum = sum.saturating_add(unit.items.iter().map(|&index| self.plan.items[index].peak_bytes()).sum());
-            Some(*sum)
-        });
-        let most = 2 * rayon::current_num_threads();
-        left.iter()
-            .zip(bytes)
-            .take(most)
-            .take_while(|(unit, bytes)| !waits(unit) && *bytes <= BATCH_BYTES)
-            .count()
-            .max(1)
+        batch_len(left.iter().map(|unit| unit.items.iter().map(|&index| self.plan.items[index].peak_bytes()).sum()))
     }
 
     /// Quantizes tensors that do not wait for each other at the same time, and keeps them one by one.

@@ -40,7 +40,7 @@ impl RunOptions {
 /// Quantizes `source` as `plan` says into one container at `out`, with the `activations` that some methods need.
 ///
 /// Memory holds the f32 values of one tensor and its planes at a time, of a block in runs that tune, of several tensors in bounded memory
-/// ([`PlanEstimate::encode_peak_bytes`](crate::PlanEstimate::encode_peak_bytes)) in other runs with activations, and what these take. The
+/// ([`Plan::encode_peak_bytes`]) in other runs with activations, and what these take. The
 /// file appears under its name when it is complete. The bytes depend on the source and the options only; with activations on the
 /// kind of processor too, never on the number of threads.
 ///

@@ -254,8 +254,7 @@ fn opening(source: &dyn ModelSource, plan: &Plan, calibration: Option<&Calibrati
 fn peak_bytes(plan: &Plan, calibration: &Calibration<'_>) -> u64 {
     /// Program, allocator and thread stacks: 45 MB were measured beside a model of 0.3 MB.
     const PROGRAM: u64 = 64 << 20;
-    let tuning = if plan.options.codec.ends_with("+ft") { calibration.expected_tuning_bytes() } else { 0 };
-    PROGRAM + calibration.expected_peak_bytes() + tuning + plan.estimate().encode_peak_bytes
+    PROGRAM + calibration.expected_run_bytes(plan)
 }
 
 /// Shows events as progress; asks the run to stop after Ctrl-C.

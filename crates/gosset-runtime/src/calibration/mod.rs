@@ -40,7 +40,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use gosset_quantize::{
-    Activations, CalibrationRecord, InputMoments, ModelSource, QuantizeError, TensorInfo, TunedBlock,
+    Activations, CalibrationRecord, InputMoments, ModelSource, Plan, QuantizeError, TensorInfo, TunedBlock,
 };
 use gosset_unisvq::UniSvqMatrix;
 
@@ -230,12 +230,13 @@ impl<'a> Calibration<'a> {
     /// Bytes that calibration takes at most from here on, without what the run does with the results.
     ///
     /// Hidden states of all tokens (two streams if sequential), one layer in f32 (two versions if sequential), the intermediate
-    /// results of one sequence, second moments of one layer with the tokens that wait to be added, and 16 MiB for what libraries take.
+    /// results of one sequence, second moments of one layer with the tokens that wait to be added and their products, and 16 MiB for what
+    /// libraries take.
     #[must_use]
     pub fn expected_peak_bytes(&self) -> u64 {
         let moments = |input: LayerInput| {
             let n = input.width(&self.runner.config) as u64;
-            (8 * n * n, 4096 * n)
+            (8 * n * n, (512 + 256 * rayon::current_num_threads() as u64) * n)
         };
         let all = LayerInput::ALL.map(moments);
         let (layer, pass) = (self.runner.layer_bytes(), self.runner.pass_bytes());
@@ -253,6 +254,18 @@ impl<'a> Calibration<'a> {
         let sums: u64 = all.iter().map(|(sums, waiting)| sums + waiting).sum();
         let stored = if self.cache.is_some() { all.iter().map(|(sums, _)| *sums).max().unwrap_or_default() } else { 0 };
         self.stream_bytes(1) + layer + pass + sums + stored + LIBRARIES
+    }
+
+    /// Bytes that a run of `plan` with this calibration takes at most from here on, on this number of threads. The program and
+    /// its threads come on top.
+    #[must_use]
+    pub fn expected_run_bytes(&self, plan: &Plan) -> u64 {
+        let quantizing = plan.encode_peak_bytes(self);
+        // Nothing is quantized while a layer is passed, but tensors of the layers before may wait with their second moments, which
+        // are a quarter at most of what quantizing them takes.
+        let passing = self.runner.layer_bytes() + self.runner.pass_bytes();
+        let more = quantizing.saturating_sub(passing).max(quantizing / 4);
+        self.expected_peak_bytes() + more + if plan.is_tuned() { self.expected_tuning_bytes() } else { 0 }
     }
 
     /// Bytes that a run which tunes takes in addition: the two streams, the targets, the layer as it became, and
