@@ -2,12 +2,13 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use candle_core::{Device, Tensor};
 use gosset_container::Container;
 use gosset_quantize::{
-    Activations, CalibrationRecord, InputMoments, ModelSource, QuantizeError, QuantizeOptions, RunOptions, Silent,
-    TensorInfo, TunedBlock, plan, run,
+    Activations, CalibrationRecord, Event, InputMoments, ModelSource, Observer, QuantizeError, QuantizeOptions,
+    RunOptions, Silent, TensorInfo, TunedBlock, plan, run,
 };
 use gosset_unisvq::{UniSvqMatrix, UniSvqSpec};
 
@@ -321,4 +322,49 @@ fn a_run_that_tunes_writes_what_was_tuned() {
     }
     assert_eq!(n_tuned, 7 * tuned_blocks.len());
     assert!(activations.1.keys().any(|name| name.ends_with("input_layernorm.weight")));
+}
+
+/// Stops a run once so many tensors are finished.
+struct Stop {
+    after: usize,
+    finished: AtomicUsize,
+}
+
+impl Observer for Stop {
+    fn event(&self, event: &Event<'_>) {
+        if matches!(event, Event::Finished { .. }) {
+            self.finished.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+    fn cancelled(&self) -> bool {
+        self.finished.load(Ordering::Relaxed) >= self.after
+    }
+}
+
+#[test]
+fn c12_a_run_that_tunes_goes_on_to_the_same_bytes() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/tiny");
+    if !path.is_dir() {
+        eprintln!("SKIPPED: assets/tiny is not beside the crates");
+        return;
+    }
+    let source = open_source(&path).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let plan = plan(&*source, &QuantizeOptions::new("unisvq+ft", 2.0)).unwrap();
+    let quantize = |name: &str, after: usize| {
+        let calibration = CalibrationOptions { tokens: 256, window: Some(64), ..CalibrationOptions::default() };
+        let mut activations = Calibration::new(&*source, calibration).unwrap();
+        activations.set_tune_options(TuneOptions { epochs: 1, ..TuneOptions::default() });
+        let stop = Stop { after, finished: AtomicUsize::new(0) };
+        run(&plan, &*source, Some(&mut activations), &dir.path().join(name), &RunOptions::default(), &stop)
+    };
+    quantize("whole.gosset", usize::MAX).unwrap();
+    // Seven matrices are a block: the second stop is within the third one, which starts again.
+    for after in [7, 9] {
+        let error = quantize("stopped.gosset", after).unwrap_err();
+        assert!(matches!(error, QuantizeError::Paused { done: 7 | 14, .. }), "after {after}: {error}");
+    }
+    quantize("stopped.gosset", usize::MAX).unwrap();
+    let bytes = |name: &str| std::fs::read(dir.path().join(name)).unwrap();
+    assert!(bytes("stopped.gosset") == bytes("whole.gosset"));
 }
