@@ -3,6 +3,8 @@
 
 #[cfg(feature = "gpu")]
 pub mod decode;
+#[cfg(feature = "models")]
+pub mod feedback;
 #[cfg(feature = "kernels")]
 pub mod kernels;
 #[cfg(feature = "models")]

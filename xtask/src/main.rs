@@ -14,6 +14,8 @@ mod cuda_build;
 mod digest;
 mod eval;
 mod evaluation_tables;
+mod feedback;
+mod feedback_table;
 mod fetch;
 mod fetch_tasks;
 mod kernel_results;
@@ -41,6 +43,8 @@ enum Verb {
     Eval(Box<eval::EvalArgs>),
     /// Rates, distortions and speeds of every codec and baseline as one table; without options: Gaussian matrices, three rates.
     Rd(rd::RdArgs),
+    /// Errors of outputs under error feedback by the shape of what is rounded together; without options: the embedded model, a minute.
+    Feedback(feedback::FeedbackArgs),
     /// Download known models and zero-shot tasks into the cache, checked against their hashes.
     Fetch(fetch::FetchArgs),
     /// Make the tables of README and docs anew from the JSON under docs/results.
@@ -66,6 +70,7 @@ fn main() -> ExitCode {
     let result = Workspace::find().and_then(|workspace| match cli.verb {
         Verb::Eval(args) => eval::run(&workspace, &args),
         Verb::Rd(args) => rd::run(&workspace, &args),
+        Verb::Feedback(args) => feedback::run(&workspace, &args),
         Verb::Fetch(args) => fetch::run(&workspace, &args),
         Verb::Tables(args) => tables::run(&workspace, &args),
         Verb::Ptx(args) => ptx::run(&workspace, &args),

@@ -103,7 +103,7 @@ fn rd_args(workspace: &Workspace, args: &RdArgs) -> Result<Vec<String>> {
 }
 
 /// What `rd --source` gets: a drawn source as it is, a path, or a known name with its path.
-fn resolve(workspace: &Workspace, name: &str, accept: bool) -> Result<String> {
+pub(crate) fn resolve(workspace: &Workspace, name: &str, accept: bool) -> Result<String> {
     if DRAWN.contains(&name) {
         return Ok(name.to_owned());
     }
@@ -131,7 +131,7 @@ fn plain(path: &Path) -> Result<String> {
 }
 
 /// The command that was typed.
-fn command(args: impl Iterator<Item = String>) -> String {
+pub(crate) fn command(args: impl Iterator<Item = String>) -> String {
     ["cargo xtask".to_owned()].into_iter().chain(args).collect::<Vec<_>>().join(" ")
 }
 

@@ -10,12 +10,12 @@ use clap::Args;
 use serde_json::Value;
 
 use crate::{
-    evaluation_tables, kernel_results, plots,
+    evaluation_tables, feedback_table, kernel_results, plots,
     results::{RateDistortion, RateDistortionRow},
     workspace::Workspace,
 };
 
-const PAGES: &[&str] = &["README.md", "docs/EVALUATION.md", "docs/KERNELS.md"];
+const PAGES: &[&str] = &["README.md", "docs/EVALUATION.md", "docs/KERNELS.md", "docs/MATH.md"];
 const BEGIN: &str = "<!-- table ";
 const END: &str = "<!-- end table -->";
 
@@ -87,6 +87,9 @@ fn table(value: Value, file: &str, command: &str) -> Result<String> {
     let is_gap = |rows: &Vec<Value>| rows.iter().any(|row| row.get("gap_bits").is_some());
     if value["rows"].as_array().is_some_and(is_gap) {
         return Ok(rate_distortion(&serde_json::from_value(value)?, file));
+    }
+    if value["rows"][0].get("held_out_error").is_some() {
+        return Ok(feedback_table::table(&serde_json::from_value(value)?, file));
     }
     if value["rows"][0].get("tokens_per_second").is_some() {
         return Ok(kernel_results::decode_table(&serde_json::from_value(value)?, file, command));

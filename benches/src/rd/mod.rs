@@ -15,7 +15,8 @@ mod decompose;
 mod matrix;
 mod measure;
 mod method;
-mod progress;
+pub(crate) mod output;
+pub(crate) mod progress;
 mod scratch;
 mod table;
 
@@ -72,7 +73,7 @@ pub struct MatrixInfo {
 /// Anything that keeps a row from being measured; the rows before it are not printed, because a partial table would look whole.
 pub fn run(args: &Args) -> Result<()> {
     if let Some(out) = &args.out {
-        table::check_out(out)?;
+        output::check(out)?;
     }
     let scratch = Scratch::with_interrupt()?;
     // Speeds are those of one thread.
@@ -80,10 +81,10 @@ pub fn run(args: &Args) -> Result<()> {
     let report = pool.install(|| measure_all(args, &scratch))?;
     let json = serde_json::to_string_pretty(&report)?;
     if let Some(out) = &args.out {
-        table::write(out, &format!("{json}\n"))?;
-        table::write(&out.with_extension("csv"), &table::csv(&report))?;
+        output::write(out, &format!("{json}\n"))?;
+        output::write(&out.with_extension("csv"), &table::csv(&report))?;
     }
-    table::to_stdout(&if args.json { json } else { table::render(&report) })
+    output::to_stdout(&if args.json { json } else { table::render(&report) })
 }
 
 /// A matrix and what is measured on it.

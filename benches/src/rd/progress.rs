@@ -6,7 +6,7 @@ use std::{io::IsTerminal, time::Duration};
 use indicatif::{ProgressBar, ProgressStyle};
 
 /// How far the whole table is.
-pub(super) struct Progress {
+pub(crate) struct Progress {
     bar: ProgressBar,
     plain: bool,
     done: u64,
@@ -15,7 +15,7 @@ pub(super) struct Progress {
 
 impl Progress {
     /// Progress over `total` rows.
-    pub(super) fn new(total: usize) -> Self {
+    pub(crate) fn new(total: usize) -> Self {
         let plain = !std::io::stderr().is_terminal();
         let bar = if plain { ProgressBar::hidden() } else { ProgressBar::new(total as u64) };
         if let Ok(style) =
@@ -28,7 +28,7 @@ impl Progress {
     }
 
     /// A line that stays.
-    pub(super) fn note(&self, what: &str) {
+    pub(crate) fn note(&self, what: &str) {
         if self.plain {
             eprintln!("{what}");
         } else {
@@ -37,12 +37,12 @@ impl Progress {
     }
 
     /// The row `label` begins.
-    pub(super) fn begin(&self, label: &str) {
+    pub(crate) fn begin(&self, label: &str) {
         self.bar.set_message(label.to_owned());
     }
 
     /// A row is done.
-    pub(super) fn end(&mut self, label: &str, result: &str) {
+    pub(crate) fn end(&mut self, label: &str, result: &str) {
         self.done += 1;
         self.bar.set_position(self.done);
         if self.plain {
@@ -50,7 +50,7 @@ impl Progress {
         }
     }
 
-    pub(super) fn finish(&self) {
+    pub(crate) fn finish(&self) {
         self.bar.finish_and_clear();
     }
 }

@@ -1,10 +1,6 @@
 //! The table, for people and for machines.
 
 use std::fmt::Write as _;
-use std::io::{self, Write as _};
-use std::path::Path;
-
-use anyhow::{Context, Result, bail};
 
 use super::decompose::REFERENCE;
 use super::{Report, Row};
@@ -12,46 +8,6 @@ use super::{Report, Row};
 /// Columns of the CSV: the fields of a row.
 const COLUMNS: &str =
     "source,codec,target_bps,payload_bps,stream_bps,all_in_bps,mse,snr_db,gap_bits,encode_mws,decode_mws";
-
-/// Refuses an output that could not be written, before the work rather than after it.
-pub(super) fn check_out(out: &Path) -> Result<()> {
-    if out.extension().is_none_or(|extension| extension != "json") {
-        bail!("--out {}: expected a name that ends in .json", out.display());
-    }
-    let folder = folder(out);
-    tempfile::tempfile_in(folder)
-        .with_context(|| format!("--out {}: writing in {}", out.display(), folder.display()))?;
-    Ok(())
-}
-
-fn folder(path: &Path) -> &Path {
-    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
-}
-
-/// Writes a file whole or not at all.
-pub(super) fn write(path: &Path, text: &str) -> Result<()> {
-    let write = || -> io::Result<()> {
-        let mut file = tempfile::Builder::new().prefix(".rd-").suffix(".tmp").tempfile_in(folder(path))?;
-        file.write_all(text.as_bytes())?;
-        #[cfg(unix)]
-        {
-            use std::os::unix::fs::PermissionsExt as _;
-            file.as_file().set_permissions(std::fs::Permissions::from_mode(0o644))?;
-        }
-        file.persist(path)?;
-        Ok(())
-    };
-    write().with_context(|| format!("{}", path.display()))
-}
-
-/// A reader that has seen enough and closed the pipe is no error.
-pub(super) fn to_stdout(text: &str) -> Result<()> {
-    let mut out = io::stdout().lock();
-    match writeln!(out, "{}", text.trim_end()).and_then(|()| out.flush()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error).context("writing to stdout"),
-        _ => Ok(()),
-    }
-}
 
 /// The rows as CSV, the rest as comments above them.
 pub(super) fn csv(report: &Report) -> String {
@@ -187,15 +143,5 @@ mod tests {
         let json = serde_json::to_string(&report()).unwrap();
         assert_eq!(serde_json::from_str::<Report>(&json).unwrap(), report());
         assert!(render(&report()).contains("e8@2"));
-    }
-
-    #[test]
-    fn outputs_that_cannot_be_written_are_refused_first() {
-        let folder = tempfile::tempdir().unwrap();
-        assert!(check_out(&folder.path().join("rd.json")).is_ok());
-        assert!(check_out(&folder.path().join("rd.csv")).is_err());
-        assert!(check_out(&folder.path().join("none/rd.json")).is_err());
-        write(&folder.path().join("rd.json"), "{}\n").unwrap();
-        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 }
