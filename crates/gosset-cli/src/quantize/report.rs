@@ -139,7 +139,7 @@ fn calibration_rows(table: &mut Table, report: &Report, c: &CalibrationSummary) 
     }
     let damping = figures.iter().map(|f| f.sigma).fold(0.0, f64::max);
     let raised =
-        format!("damping up to {damping}, raised for {} tensors; {} without feedback", c.n_raised, c.n_simpler);
+        format!("damping up to {damping:.3}, raised for {} tensors; {} without feedback", c.n_raised, c.n_simpler);
     table.row(["damping", &raised]);
     let gains: Vec<f64> = c
         .tuned

@@ -29,13 +29,24 @@ use crate::error::QuantizeError;
 pub struct FeedbackOptions {
     /// Damping of the second moments.
     pub damping: DampingSpec,
+    /// Damping on top of that for moments of few tokens, as a share of the mean diagonal for one token per input: they show directions
+    /// without energy that other texts do use.
+    pub sampling: f64,
     /// Share of the correction for inputs that come from a quantized prefix: 0 for none, 1 for all of it.
     pub drift: f64,
 }
 
 impl Default for FeedbackOptions {
     fn default() -> Self {
-        Self { damping: DampingSpec::default(), drift: 1.0 }
+        Self { damping: DampingSpec::default(), sampling: 1.0, drift: 1.0 }
+    }
+}
+
+impl FeedbackOptions {
+    /// The damping of second moments of `inputs` inputs over `tokens` tokens: at most the mean diagonal is added for few tokens.
+    fn damping_of(&self, inputs: usize, tokens: u64) -> DampingSpec {
+        let of_sampling = self.sampling * inputs as f64 / tokens.max(1) as f64;
+        DampingSpec { sigma: self.damping.sigma + of_sampling.clamp(0.0, 1.0), ..self.damping }
     }
 }
 
@@ -111,6 +122,7 @@ pub fn encode(
         let (expected, found) = (format!("{cols} inputs"), moments.hessian.n().to_string());
         return Err(UniSvqError::Shape { what: "second moments", expected, found }.into());
     }
+    let options = &FeedbackOptions { damping: options.damping_of(cols, moments.hessian.n_tokens()), ..*options };
     let (natural, ldl) = options.damping.factor(&moments.hessian, 1)?;
     let damping = natural.report();
     let payload = |encoded: &EncodedMatrix| encoded.rate().payload_bps();

@@ -285,3 +285,24 @@ fn codecs_that_have_no_form_with_feedback_are_known() {
         assert_eq!(is_supported(&CodecSpec::parse(codec).unwrap().scheme), expected, "{codec}");
     }
 }
+
+#[test]
+fn few_tokens_are_damped_more() {
+    let options = FeedbackOptions::default();
+    let sigma = |inputs, tokens| options.damping_of(inputs, tokens).sigma;
+    assert!((sigma(512, 32_768) - (0.01 + 1.0 / 64.0)).abs() < 1e-12);
+    assert_eq!((sigma(512, 100), sigma(512, 0)), (1.01, 1.01));
+    // 60 tokens of 128 unrelated inputs seem to be related: with the damping that suits many tokens, feedback costs more on others.
+    let (rows, cols) = (64, 128);
+    let w = calibrate::gaussian(rows * cols, 1);
+    let (few, others) = (calibrate::gaussian(60 * cols, 2), moments(&calibrate::gaussian(2000 * cols, 3), cols));
+    let spec = CodecSpec::parse("e8@3").unwrap();
+    let error = |sampling| {
+        let options = FeedbackOptions { sampling, ..FeedbackOptions::default() };
+        let (encoded, report) = encode(&spec, &w, rows, cols, &moments(&few, cols), &options).unwrap();
+        assert_eq!(report.simpler, None);
+        relative_proxy(&w, &decode(&encoded, w.len()), rows, others.hessian.as_slice())
+    };
+    let (damped, published) = (error(1.0), error(0.0));
+    assert!(damped < 0.8 * published, "{damped} {published}");
+}
