@@ -81,7 +81,7 @@ impl Shape {
                 coded(encoded, begin.elapsed().as_secs_f64())
             }
             How::Feedback(spec) => {
-                let options = FeedbackOptions { damping, ..FeedbackOptions::default() };
+                let options = FeedbackOptions { damping, sampling: 0.0, ..FeedbackOptions::default() };
                 let (encoded, report) = feedback::encode(spec, w, rows, cols, moments, &options)?;
                 if let Some(why) = report.simpler {
                     bail!("{}: rounded without feedback: {why}", self.name);
