@@ -19,9 +19,12 @@ fn runs_keep_to_the_memory_that_they_state() {
     }
     let source = open_source(&path).unwrap();
     let dir = tempfile::tempdir().unwrap();
-    for (method, rate, tokens, sequential) in
-        [("e8+feedback", 3.0, 20_000, false), ("e8+feedback", 3.0, 5_000, true), ("unisvq", 2.0, 5_000, false)]
-    {
+    for (method, rate, tokens, sequential) in [
+        ("e8+feedback", 3.0, 20_000, false),
+        ("e8+feedback", 3.0, 5_000, true),
+        ("unisvq", 2.0, 5_000, false),
+        ("unisvq+ft", 2.0, 5_000, false),
+    ] {
         let options = CalibrationOptions { tokens, sequential, ..CalibrationOptions::default() };
         let mut calibration = Calibration::new(&*source, options).unwrap();
         let plan = plan(&*source, &QuantizeOptions::new(method, rate)).unwrap();

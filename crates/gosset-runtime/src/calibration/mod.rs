@@ -273,9 +273,8 @@ impl<'a> Calibration<'a> {
     #[must_use]
     pub fn expected_tuning_bytes(&self) -> u64 {
         let streams = if self.record.sequential { 1 } else { 3 };
-        // Codes in f32 are a layer; the graph of one sequence and its gradients were measured as less than three times the intermediate
-        // results.
-        self.stream_bytes(streams + 1) + 4 * self.runner.layer_bytes() + 5 * self.runner.pass_bytes()
+        // Codes in f32 are a layer; the graph of one sequence and its gradients were measured as less than twice the intermediate results.
+        self.stream_bytes(streams + 1) + 4 * self.runner.layer_bytes() + 3 * self.runner.pass_bytes()
     }
 
     fn stream_bytes(&self, n: u64) -> u64 {
