@@ -133,7 +133,8 @@ pub enum CodeHeader {
 
 impl RotationHeader {
     /// The header of a transform.
-    pub(crate) fn of(rht: Option<&Rht>) -> Self {
+    #[must_use]
+    pub fn of(rht: Option<&Rht>) -> Self {
         match rht {
             None => RotationHeader::None,
             Some(rht) => RotationHeader::Rht {

@@ -1,7 +1,7 @@
 //! Plain-data specifications of a codec, and the one table of codec names.
 
 use gosset_lattice::LatticeKind;
-use gosset_transform::{DEFAULT_TILE, TilePlan};
+use gosset_transform::{DEFAULT_TILE, Rht, TilePlan};
 use gosset_trellis::shift::{ShiftCode, ShiftOrder};
 use serde::{Deserialize, Serialize};
 
@@ -65,13 +65,11 @@ impl RotationSpec {
     /// # Ok::<(), gosset_codec::CodecError>(())
     /// ```
     pub fn header(&self, width: usize) -> Result<RotationHeader, CodecError> {
-        Ok(match *self {
-            RotationSpec::None => RotationHeader::None,
-            RotationSpec::Rht { tile, seed } => {
-                let plan = TilePlan::new(width, tile)?;
-                RotationHeader::Rht { seed, runs: plan.runs().iter().map(|run| [run.tile, run.count]).collect() }
-            }
-        })
+        let rht = match *self {
+            RotationSpec::None => None,
+            RotationSpec::Rht { tile, seed } => Some(Rht::new(TilePlan::new(width, tile)?, seed)),
+        };
+        Ok(RotationHeader::of(rht.as_ref()))
     }
 }
 

@@ -410,13 +410,7 @@ pub fn encode<T: QuantizeInput>(
         planes.push(plane("exact_rows", PlaneData::U32(Cow::Owned(units.exact_rows))));
         planes.push(plane("exact_values", PlaneData::F32(Cow::Owned(units.exact_values))));
     }
-    let rotation = match &rht {
-        None => RotationHeader::None,
-        Some(rht) => RotationHeader::Rht {
-            seed: rht.seed(),
-            runs: rht.plan().runs().iter().map(|run| [run.tile, run.count]).collect(),
-        },
-    };
+    let rotation = RotationHeader::of(rht.as_ref());
     Ok(EncodedMatrix {
         header: MatrixHeader { rows: rows as u64, cols: cols as u64, rotation, columns: None, scheme },
         planes,

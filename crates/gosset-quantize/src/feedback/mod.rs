@@ -124,8 +124,8 @@ pub fn encode(
     }
     // At a fixed rate the frame of the inputs already spreads what is not known, and more damping measured worse.
     let sampling = if matches!(spec.scheme, SchemeSpec::Shift { .. }) { 0.0 } else { options.sampling };
-    let options = &FeedbackOptions { sampling, ..*options };
-    let options = &FeedbackOptions { damping: options.damping_of(cols, moments.hessian.n_tokens()), ..*options };
+    let options = FeedbackOptions { sampling, ..*options };
+    let options = &FeedbackOptions { damping: options.damping_of(cols, moments.hessian.n_tokens()), ..options };
     let (natural, ldl) = options.damping.factor(&moments.hessian, 1)?;
     let damping = natural.report();
     let payload = |encoded: &EncodedMatrix| encoded.rate().payload_bps();
