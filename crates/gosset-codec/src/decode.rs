@@ -104,7 +104,7 @@ impl<'a> Decoder<'a> {
         let body = match &header.columns {
             None => Body::Rows(RowsDecoder::new(header, (rows, cols), &set)?),
             Some(columns) => {
-                set.check_names(columns::plane_names(header))?;
+                set.check_names(columns::plane_names(header, columns))?;
                 Body::Columns(ColumnsDecoder::new(header, columns, (rows, cols), &set)?)
             }
         };
@@ -128,12 +128,15 @@ impl<'a> Decoder<'a> {
         self.rht.as_ref()
     }
 
-    /// The rotation of the outputs of a matrix that is stored by columns, to be undone once on the result of a product with rotated
-    /// columns.
-    pub fn output_rotation(&self) -> Option<&Rht> {
-        match &self.body {
-            Body::Rows(_) => None,
-            Body::Columns(columns) => columns.outputs(),
+    /// Takes a column of a matrix that is stored by columns, or the result of a product with such columns, from their frame to that of
+    /// the outputs: the rotation of the outputs is undone and rows get their factors. Nothing changes for a matrix stored by rows.
+    ///
+    /// # Panics
+    /// Unless `y` has one value per row.
+    pub fn restore_outputs(&self, y: &mut [f32]) {
+        assert_eq!(y.len(), self.rows, "one value per row");
+        if let Body::Columns(columns) = &self.body {
+            columns.restore(y);
         }
     }
 

@@ -3,7 +3,7 @@
 use gosset_entropy::Rate;
 
 use crate::codec::{EXACT_ROWS, EXACT_VALUES, SCALES};
-use crate::columns::COLUMNS;
+use crate::columns::{COLUMNS, ROW_EXPONENTS};
 use crate::plane::PlaneSet;
 use crate::{CodecError, Decoder, MatrixHeader, Plane, scheme};
 
@@ -40,7 +40,7 @@ pub(crate) fn plane_rate(header: &MatrixHeader, planes: &[Plane<'_>]) -> Rate {
     let planes = PlaneSet::new(planes);
     let mut rate = scheme::rate(&header.scheme, header.rows, header.cols, &planes);
     rate.payload_bits += planes.n_bits(EXACT_ROWS) + planes.n_bits(EXACT_VALUES);
-    rate.scale_bits += planes.n_bits(SCALES) + planes.n_bits(COLUMNS);
+    rate.scale_bits += planes.n_bits(SCALES) + planes.n_bits(COLUMNS) + planes.n_bits(ROW_EXPONENTS);
     rate.n = header.rows.saturating_mul(header.cols);
     rate
 }

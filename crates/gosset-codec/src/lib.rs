@@ -70,7 +70,7 @@ mod tiles;
 
 pub use codec::{Codec, RateEstimate};
 pub use columns::{
-    ColumnEncoder, ColumnOptions, ColumnSums, ColumnsHeader, N_CLASSES, N_EXPONENTS, gaussian_payload_bps,
+    ColumnEncoder, ColumnOptions, ColumnSums, ColumnsHeader, N_CLASSES, N_EXPONENTS, gaussian_payload_bps, row_factor,
 };
 pub use decode::{DecodeScratch, Decoder};
 pub use encoded::EncodedMatrix;

@@ -17,6 +17,9 @@ pub struct InputMoments {
     pub drift: Option<Arc<Vec<f64>>>,
     /// Inputs that were zero in every token.
     pub dead_inputs: u64,
+    /// What each output of the layer brings about downstream, in units of their own; errors of outputs that bring more are kept smaller.
+    /// `None` where outputs count the same.
+    pub output_energy: Option<Arc<Vec<f64>>>,
 }
 
 /// Activations of a model, block by block.
@@ -34,6 +37,16 @@ pub trait Activations: Send {
     /// # Errors
     /// [`QuantizeError`] of the source, and values that are not finite, with the layer that made them.
     fn moments(&mut self, tensor: &str) -> Result<Option<InputMoments>, QuantizeError>;
+
+    /// What each output of the linear layer whose weight is `tensor` brings about downstream, in units of their own; `None` where
+    /// outputs count the same. Asked for after [`moments`](Activations::moments) of the same tensor, by methods that make use of it.
+    ///
+    /// # Errors
+    /// Those of [`Activations::moments`].
+    fn output_energy(&mut self, tensor: &str) -> Result<Option<Arc<Vec<f64>>>, QuantizeError> {
+        let _ = tensor;
+        Ok(None)
+    }
 
     /// Takes note that `tensor` now is `values`, row-major.
     ///

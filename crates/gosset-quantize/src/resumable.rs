@@ -392,7 +392,10 @@ impl<'a> Resumable<'a> {
         let tensor = item.tensor.name.as_str();
         self.observer.event(&Event::Calibrating { tensor, index: self.done, total: self.total });
         let started = Instant::now();
-        let moments = activations.moments(tensor)?;
+        let mut moments = activations.moments(tensor)?;
+        if let (Some(moments), Method::Feedback(_)) = (&mut moments, method) {
+            moments.output_energy = activations.output_energy(tensor)?;
+        }
         self.calibrating += started.elapsed();
         Ok(moments)
     }

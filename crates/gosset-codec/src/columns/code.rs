@@ -29,6 +29,28 @@ pub(crate) fn step(base: f32, exponent: u8) -> f32 {
     base * QUARTERS[usize::from(exponent & 3)] * whole
 }
 
+/// What a row with that exponent, below [`N_EXPONENTS`], is multiplied by after its column was rotated back: 2^(exponent/4).
+///
+/// ```
+/// assert_eq!([0, 2, 4, 15].map(gosset_codec::row_factor), [1.0, 1.4142135, 2.0, 13.454343]);
+/// ```
+#[must_use]
+pub fn row_factor(exponent: u8) -> f32 {
+    step(1.0, exponent & 15)
+}
+
+/// Exponents of rows, two to a byte.
+pub(crate) fn pack_rows(exponents: &[u8]) -> Vec<u8> {
+    exponents.chunks(2).map(|pair| pair[0] | pair.get(1).copied().unwrap_or(0) << 4).collect()
+}
+
+/// Factors of `rows` rows out of as many half bytes; `None` if there are more bytes or fewer, or bits beyond the last row.
+pub(crate) fn row_factors(bytes: &[u8], rows: usize) -> Option<Vec<f32>> {
+    let is_clean = rows.is_multiple_of(2) || bytes.last().is_none_or(|last| last >> 4 == 0);
+    (bytes.len() == rows.div_ceil(2) && is_clean)
+        .then(|| (0..rows).map(|row| row_factor(bytes[row / 2] >> (4 * (row % 2)))).collect())
+}
+
 /// The gain of a class.
 pub(crate) fn gain(gains: &[u16], class: u8) -> f32 {
     gains.get(usize::from(class)).map_or(1.0, |&gain| f32::from(gain) / GAIN_UNITS)

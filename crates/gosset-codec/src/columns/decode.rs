@@ -10,7 +10,7 @@ use super::encode::{STEPS, STEPS_TEXT};
 use super::lattice::LatticeColumnsDecoder;
 use super::shift::ShiftColumnsDecoder;
 use super::trellis::TrellisColumnsDecoder;
-use super::{COLUMNS, ColumnsHeader};
+use super::{COLUMNS, ColumnsHeader, ROW_EXPONENTS};
 use crate::decode::DecodeScratch;
 use crate::plane::{PlaneSet, check_len, required};
 use crate::scheme::lattice::{LENGTHS, WORDS};
@@ -29,6 +29,8 @@ pub(crate) struct ColumnsDecoder<'a> {
     gains: Vec<u16>,
     step: f32,
     outputs: Option<Rht>,
+    /// Factors of the rows; none where all are one.
+    row_factors: Vec<f32>,
     scheme: Scheme<'a>,
 }
 
@@ -40,10 +42,12 @@ enum Scheme<'a> {
 }
 
 /// Names of the planes of a matrix stored by columns.
-pub(crate) fn plane_names(header: &MatrixHeader) -> &'static [&'static str] {
-    match header.scheme {
-        SchemeHeader::Shift(_) => &[WORDS, COLUMNS],
-        _ => &[WORDS, LENGTHS, COLUMNS],
+pub(crate) fn plane_names(header: &MatrixHeader, columns: &ColumnsHeader) -> &'static [&'static str] {
+    match (&header.scheme, columns.row_exponents) {
+        (SchemeHeader::Shift(_), false) => &[WORDS, COLUMNS],
+        (SchemeHeader::Shift(_), true) => &[WORDS, COLUMNS, ROW_EXPONENTS],
+        (_, false) => &[WORDS, LENGTHS, COLUMNS],
+        (_, true) => &[WORDS, LENGTHS, COLUMNS, ROW_EXPONENTS],
     }
 }
 
@@ -95,13 +99,26 @@ impl<'a> ColumnsDecoder<'a> {
             let (found, expected) = (columns.gains.len().to_string(), "16 classes at most".to_owned());
             return Err(CodecError::Header { field: "gains", found, expected });
         }
+        let row_factors = if columns.row_exponents {
+            let bytes = required(ROW_EXPONENTS, set.u8s(ROW_EXPONENTS)?)?;
+            check_len(ROW_EXPONENTS, bytes.len(), header.rows.div_ceil(2))?;
+            code::row_factors(&bytes, rows).ok_or_else(|| {
+                let expected = "zeros in the half byte after the last of an odd number of rows".to_owned();
+                CodecError::Header { field: ROW_EXPONENTS, found: "other bits".to_owned(), expected }
+            })?
+        } else {
+            Vec::new()
+        };
         let outputs = columns.outputs.to_rht(rows)?;
-        Ok(Self { rows, coded, bytes, gains: columns.gains.clone(), step, outputs, scheme })
+        Ok(Self { row_factors, rows, coded, bytes, gains: columns.gains.clone(), step, outputs, scheme })
     }
 
-    /// The rotation of the outputs.
-    pub(crate) fn outputs(&self) -> Option<&Rht> {
-        self.outputs.as_ref()
+    /// From the frame of columns to outputs: undoes their rotation and applies the factors of rows.
+    pub(crate) fn restore(&self, y: &mut [f32]) {
+        if let Some(rht) = &self.outputs {
+            rht.inverse(y);
+        }
+        y.iter_mut().zip(&self.row_factors).for_each(|(y, factor)| *y *= factor);
     }
 
     /// Number of streams, the parts that can be decoded by themselves.
@@ -191,7 +208,7 @@ impl<'a> ColumnsDecoder<'a> {
         Ok(())
     }
 
-    /// Writes rows of `cols` values to `out`, un-rotated along the outputs only.
+    /// Writes rows of `cols` values to `out`, restored along the outputs only.
     pub(crate) fn decode_rows(
         &self,
         rows: Range<usize>,
@@ -229,11 +246,9 @@ impl<'a> ColumnsDecoder<'a> {
         Ok(())
     }
 
-    /// Un-rotates a column and puts the part in `rows` where it belongs in `out`.
+    /// Restores a column and puts the part in `rows` where it belongs in `out`.
     fn place(&self, column: &mut [f32], col: usize, rows: &Range<usize>, cols: usize, out: &mut [f32]) {
-        if let Some(rht) = &self.outputs {
-            rht.inverse(column);
-        }
+        self.restore(column);
         for (out, value) in out.chunks_exact_mut(cols).zip(&column[rows.clone()]) {
             out[col] = *value;
         }

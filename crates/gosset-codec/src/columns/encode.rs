@@ -9,7 +9,7 @@ use super::decode::check_vouched;
 use super::lattice::{self, LatticeColumns};
 use super::shift::ShiftColumns;
 use super::trellis::{self, TrellisColumns};
-use super::{COLUMNS, ColumnsHeader};
+use super::{COLUMNS, ColumnsHeader, ROW_EXPONENTS};
 use crate::plane::{Plane, PlaneData};
 use crate::scheme::lattice::{LENGTHS, WORDS, gaussian_bps};
 use crate::scheme::trellis::curve_of;
@@ -39,6 +39,9 @@ pub struct ColumnOptions {
     pub reach: f32,
     /// Gain of each class: what reconstructions are multiplied by.
     pub gains: [f32; N_CLASSES],
+    /// Of each row, below [`N_EXPONENTS`]: the exponent of the factor ([`row_factor`](crate::row_factor)) that the caller divides it by
+    /// before columns are rotated. None where rows are not scaled.
+    pub row_exponents: Vec<u8>,
 }
 
 /// Sums over the columns of each class, for the least-squares gain of the class: Σ x u / Σ u², u being reconstructions without gain.
@@ -76,6 +79,7 @@ impl ColumnSums {
 ///     exponents: vec![0; cols],
 ///     reach: 2.0,
 ///     gains: [1.0; N_CLASSES],
+///     row_exponents: Vec::new(),
 /// };
 /// let mut encoder = ColumnEncoder::new(&spec, rows, cols, &options)?;
 /// let mut written = vec![0.0; rows * cols];
@@ -136,6 +140,13 @@ impl ColumnEncoder {
         if exponents.len() != expected || exponents.iter().any(|&e| usize::from(e) >= N_EXPONENTS) {
             let found = format!("{} exponents up to {:?}", options.exponents.len(), options.exponents.iter().max());
             return bad("exponents", found, "one below 16 per column, none for the bit-shift trellis");
+        }
+        let row_exponents = &options.row_exponents;
+        if !(row_exponents.is_empty() || row_exponents.len() == rows)
+            || row_exponents.iter().any(|&e| usize::from(e) >= N_EXPONENTS)
+        {
+            let found = format!("{} exponents up to {:?}", row_exponents.len(), row_exponents.iter().max());
+            return bad("row_exponents", found, "none, or one below 16 per row");
         }
         let scheme = match &spec.scheme {
             SchemeSpec::Lattice { lattice, code: CodeKind::Ans, .. } => {
@@ -289,9 +300,14 @@ impl ColumnEncoder {
         let one = GAIN_UNITS as u16;
         gains.truncate(gains.iter().rposition(|&gain| gain != one).map_or(0, |last| last + 1));
         planes.push(Plane::owned(COLUMNS, PlaneData::U8(Cow::Owned(self.bytes))));
+        let row_exponents = !self.options.row_exponents.is_empty();
+        if row_exponents {
+            let bytes = code::pack_rows(&self.options.row_exponents);
+            planes.push(Plane::owned(ROW_EXPONENTS, PlaneData::U8(Cow::Owned(bytes))));
+        }
         let n_bits = 8 * planes
             .iter()
-            .filter(|plane| plane.name != LENGTHS)
+            .filter(|plane| plane.name != LENGTHS && plane.name != ROW_EXPONENTS)
             .map(|plane| plane.data.n_bytes() as u64)
             .sum::<u64>();
         check_vouched(self.rows as u64 * self.cols as u64, n_bits)?;
@@ -300,7 +316,7 @@ impl ColumnEncoder {
             rows: self.rows as u64,
             cols: self.cols as u64,
             rotation: inputs,
-            columns: Some(ColumnsHeader { outputs, gains }),
+            columns: Some(ColumnsHeader { outputs, gains, row_exponents }),
             scheme,
         };
         Ok(EncodedMatrix { header, planes })

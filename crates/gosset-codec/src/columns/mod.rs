@@ -10,6 +10,9 @@
 //! entropy code it also has a class c, of four bits too: the member of the family of tables that suits its spread, and a gain that
 //! all columns of a class share. Both make one byte of the plane `columns`. A column without any symbol has the byte 255 and takes
 //! no other bits.
+//!
+//! Outputs may count differently. Then each row was divided by a factor of its own, 2^(e/4) with a four-bit exponent e, before columns
+//! were rotated, and is multiplied by it after they were rotated back; two exponents make one byte of the plane `row_exponents`.
 
 mod code;
 mod decode;
@@ -24,10 +27,13 @@ use serde::{Deserialize, Serialize};
 use crate::RotationHeader;
 
 pub(crate) use decode::{ColumnsDecoder, plane_names};
+pub use code::row_factor;
 pub use encode::{ColumnEncoder, ColumnOptions, ColumnSums, N_CLASSES, N_EXPONENTS, gaussian_payload_bps};
 
 /// One byte per column, first column first: exponent and class, or the scale.
 pub(crate) const COLUMNS: &str = "columns";
+/// Exponents of the factors of rows, two to a byte, that of the even row in the lower half.
+pub(crate) const ROW_EXPONENTS: &str = "row_exponents";
 
 /// What a matrix stored by columns adds to its header.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
@@ -37,4 +43,7 @@ pub struct ColumnsHeader {
     /// Gain of each class in units of 1/256; 1 for classes beyond.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gains: Vec<u16>,
+    /// Whether rows have factors.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub row_exponents: bool,
 }

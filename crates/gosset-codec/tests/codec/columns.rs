@@ -34,6 +34,7 @@ fn options(name: &str, rows: usize, cols: usize, step: f32) -> ColumnOptions {
         exponents: if is_shift { Vec::new() } else { (0..cols).map(|col| (col * 7 % N_EXPONENTS) as u8).collect() },
         reach: 8.0 / step,
         gains,
+        row_exponents: Vec::new(),
     }
 }
 
@@ -71,7 +72,7 @@ fn decoders_find_what_the_encoder_said_it_wrote() {
             let mut expected = vec![0.0; rows * cols];
             for (col, column) in written.chunks(rows).enumerate() {
                 let mut column = column.to_vec();
-                decoder.output_rotation().inspect(|rht| rht.inverse(&mut column));
+                decoder.restore_outputs(&mut column);
                 column.iter().enumerate().for_each(|(row, v)| expected[row * cols + col] = *v);
             }
             decoder.rotation().inspect(|rht| expected.chunks_mut(cols).for_each(|row| rht.inverse(row)));
@@ -83,6 +84,73 @@ fn decoders_find_what_the_encoder_said_it_wrote() {
             assert_eq!((decoder.row_block(), decoder.n_exact_rows()), (rows, 0));
         }
     }
+}
+
+#[test]
+fn rows_get_their_factors_after_everything_else() {
+    for (codec, rows) in [(CODECS[0], 37), (CODECS[5], 64), (CODECS[6], 33), (CODECS[1], 1)] {
+        let (name, bps) = codec;
+        let cols = 40;
+        let values = gaussian(rows * cols, 3);
+        let exponents: Vec<u8> = (0..rows).map(|row| (row * 5 % N_EXPONENTS) as u8).collect();
+        let encode = |row_exponents: &[u8]| {
+            let options = ColumnOptions { row_exponents: row_exponents.to_vec(), ..options(name, rows, cols, 0.3) };
+            let mut encoder = ColumnEncoder::new(&spec(name, bps), rows, cols, &options).unwrap();
+            for col in (0..cols).rev() {
+                encoder.round_column(col, &values[col * rows..][..rows], &mut vec![0.0; rows]).unwrap();
+            }
+            encoder.finish().unwrap()
+        };
+        let (scaled, plain) = (encode(&exponents), encode(&[]));
+        let n_more = 8 * rows.div_ceil(2) as u64;
+        assert_eq!(scaled.rate().scale_bits, plain.rate().scale_bits + n_more);
+        assert_eq!(scaled.rate().payload_bits, plain.rate().payload_bits);
+        let mut expected = crate::decode(&plain);
+        let factor = |row: usize| gosset_codec::row_factor(exponents[row]);
+        if plain.decoder().unwrap().rotation().is_none() {
+            expected.chunks_mut(cols).enumerate().for_each(|(row, w)| w.iter_mut().for_each(|w| *w *= factor(row)));
+            assert_eq!(crate::decode(&scaled), expected, "{codec:?}");
+        }
+        let decoder = scaled.decoder().unwrap();
+        let mut y = vec![1.0; rows];
+        decoder.restore_outputs(&mut y);
+        let mut rotated = vec![1.0; rows];
+        plain.decoder().unwrap().restore_outputs(&mut rotated);
+        let expected: Vec<f32> = rotated.iter().enumerate().map(|(row, y)| y * factor(row)).collect();
+        assert_eq!(y, expected, "{codec:?}");
+        let json = serde_json::to_string(&scaled.header).unwrap();
+        assert_eq!(serde_json::from_str::<gosset_codec::MatrixHeader>(&json).unwrap(), scaled.header);
+        assert!(!serde_json::to_string(&plain.header).unwrap().contains("row_exponents"));
+    }
+}
+
+#[test]
+fn factors_of_rows_are_checked() {
+    let with = |row_exponents: Vec<u8>| {
+        let options = ColumnOptions { row_exponents, ..options("e8", 9, 64, 0.5) };
+        let mut encoder = ColumnEncoder::new(&spec("e8", 3.0), 9, 64, &options)?;
+        for col in (0..64).rev() {
+            encoder.round_column(col, &gaussian(9, col as u64), &mut [0.0; 9])?;
+        }
+        encoder.finish()
+    };
+    for wrong in [vec![0; 8], vec![16; 9]] {
+        let error = with(wrong).unwrap_err().to_string();
+        assert!(error.starts_with("header field row_exponents: found"), "{error}");
+    }
+    let encoded = with((0..9).collect()).unwrap();
+    let message = |change: &dyn Fn(&mut EncodedMatrix)| {
+        let mut encoded = encoded.clone();
+        change(&mut encoded);
+        encoded.decoder().map(|_| ()).unwrap_err().to_string()
+    };
+    let bytes = |e: &mut EncodedMatrix, data| e.planes[3].data = PlaneData::U8(Cow::Owned(data));
+    assert_eq!(message(&|e| bytes(e, vec![0; 4])), "plane `row_exponents`: 4 elements, expected 5");
+    assert_eq!(message(&|e| drop(e.planes.remove(3))), "plane `row_exponents` is missing, expected for this header");
+    let dirty = message(&|e| bytes(e, vec![0, 0, 0, 0, 0x10]));
+    assert!(dirty.starts_with("header field row_exponents: found other bits"), "{dirty}");
+    let unasked = message(&|e| e.header.columns.as_mut().unwrap().row_exponents = false);
+    assert!(unasked.contains("row_exponents"), "{unasked}");
 }
 
 #[test]

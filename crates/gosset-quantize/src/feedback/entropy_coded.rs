@@ -14,8 +14,14 @@ const TOLERANCE_BPS: f64 = 0.003;
 /// Sweeps in search of the rate.
 const MAX_SWEEPS: u32 = 7;
 
-/// Encodes the target `w`, `[rows, cols]` row-major.
-pub(super) fn encode(spec: &CodecSpec, w: &[f32], rows: usize, hessian: &Hessian, ldl: &BlockLdl) -> Outcome {
+/// Encodes the target `w`, `[rows, cols]` row-major, whose rows were divided by the factors of those exponents.
+pub(super) fn encode(
+    spec: &CodecSpec,
+    (w, row_exponents): (&[f32], &[u8]),
+    rows: usize,
+    hessian: &Hessian,
+    ldl: &BlockLdl,
+) -> Outcome {
     let cols = ldl.n();
     let RateTarget::PayloadBps(asked) = spec.target else {
         return Err(CodecError::NoAlpha { codec: spec.name() }.into());
@@ -30,6 +36,7 @@ pub(super) fn encode(spec: &CodecSpec, w: &[f32], rows: usize, hessian: &Hessian
         exponents: exponents.clone(),
         reach: 1.0,
         gains,
+        row_exponents: row_exponents.to_vec(),
     };
     let mut rotated = w.to_vec();
     if let Some(rht) = ColumnEncoder::new(spec, rows, cols, &options(0.0, [1.0; N_CLASSES]))?.outputs() {

@@ -12,6 +12,7 @@
 mod entropy_coded;
 mod fixed_rate;
 mod frame;
+mod outputs;
 mod steps;
 #[cfg(test)]
 mod tests;
@@ -50,7 +51,8 @@ impl FeedbackOptions {
     }
 }
 
-/// What was done to a matrix. Proxies are tr((W - Ŵ) H (W - Ŵ)ᵀ) / tr(W H Wᵀ) for the damped second moments H.
+/// What was done to a matrix. Proxies are tr((W - Ŵ) H (W - Ŵ)ᵀ) / tr(W H Wᵀ) for the damped second moments H, rows divided by
+/// their factors.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct FeedbackReport {
     /// What became of the second moments.
@@ -122,6 +124,12 @@ pub fn encode(
         let (expected, found) = (format!("{cols} inputs"), moments.hessian.n().to_string());
         return Err(UniSvqError::Shape { what: "second moments", expected, found }.into());
     }
+    if let Some(energy) = &moments.output_energy
+        && energy.len() != rows
+    {
+        let (expected, found) = (format!("{rows} outputs"), energy.len().to_string());
+        return Err(UniSvqError::Shape { what: "energy of outputs", expected, found }.into());
+    }
     // At a fixed rate the frame of the inputs already spreads what is not known, and more damping measured worse.
     let sampling = if matches!(spec.scheme, SchemeSpec::Shift { .. }) { 0.0 } else { options.sampling };
     let options = FeedbackOptions { sampling, ..*options };
@@ -130,20 +138,21 @@ pub fn encode(
     let damping = natural.report();
     let payload = |encoded: &EncodedMatrix| encoded.rate().payload_bps();
     let noise = 10f64.powf(-0.1 * codec.estimate(rows, cols).snr_db);
-    let proxy_of = |encoded: &EncodedMatrix, target: &[f32]| -> Result<f64, CodecError> {
+    let proxy_of = |encoded: &EncodedMatrix, target: &[f32], exponents: &[u8]| -> Result<f64, CodecError> {
         let mut decoded = vec![0.0; target.len()];
         encoded.decoder()?.decode_rows(0..rows, &mut decoded, &mut DecodeScratch::new())?;
+        outputs::divide(&mut decoded, exponents);
         Ok(relative_proxy(target, &decoded, rows, natural.as_slice()))
     };
     let alone = |target: &[f32], simpler, sweeps| {
         let encoded = codec.encode(MatRef::new(target, rows, cols)?)?;
-        let (proxy, payload_bps) = (proxy_of(&encoded, target)?, payload(&encoded));
+        let (proxy, payload_bps) = (proxy_of(&encoded, target, &[])?, payload(&encoded));
         Ok((encoded, FeedbackReport { damping, plain: proxy, proxy, payload_bps, sweeps, simpler: Some(simpler) }))
     };
     if damping.method != DampingMethod::Damped {
         return alone(w, "the second moments hold nothing or cannot be factored", 0);
     }
-    let target = match &moments.drift {
+    let mut target = match &moments.drift {
         Some(cross) if options.drift > 0.0 => {
             let corrected = drift_target(w, rows, cross, &natural, &ldl)?;
             let blend = |(w, corrected): (&f32, f32)| w + (options.drift as f32) * (corrected - w);
@@ -151,27 +160,39 @@ pub fn encode(
         }
         _ => w.to_vec(),
     };
+    let exponents = match (&moments.output_energy, &spec.scheme) {
+        // Rows of tiles have scales of their own.
+        (Some(_), SchemeSpec::Shift { order: ShiftOrderKind::Tiles, .. }) | (None, _) => Vec::new(),
+        (Some(energy), _) => outputs::exponents(&target, rows, &natural, energy),
+    };
+    outputs::divide(&mut target, &exponents);
     let plain = noise * isotropic_share(&target, rows, &natural);
+    let unscaled = |mut target: Vec<f32>| {
+        outputs::multiply(&mut target, &exponents);
+        target
+    };
     let outcome = match &spec.scheme {
         SchemeSpec::Shift { order: ShiftOrderKind::Tiles, .. } => {
             fixed_rate::tiles(spec, &target, rows, &moments.hessian, options)
         }
-        SchemeSpec::Shift { .. } => fixed_rate::columns(spec, &target, rows, &moments.hessian, options, damping.sigma),
-        _ => entropy_coded::encode(spec, &target, rows, &moments.hessian, &ldl),
+        SchemeSpec::Shift { .. } => {
+            fixed_rate::columns(spec, (&target, &exponents), rows, &moments.hessian, options, damping.sigma)
+        }
+        _ => entropy_coded::encode(spec, (&target, &exponents), rows, &moments.hessian, &ldl),
     };
     match outcome {
         Ok((encoded, sweeps)) => {
-            let proxy = proxy_of(&encoded, &target)?;
+            let proxy = proxy_of(&encoded, &target, &exponents)?;
             if proxy.is_nan() || proxy > plain {
-                return alone(&target, "feedback was no better", sweeps);
+                return alone(&unscaled(target), "feedback was no better", sweeps);
             }
             let payload_bps = payload(&encoded);
             Ok((encoded, FeedbackReport { damping, plain, proxy, payload_bps, sweeps, simpler: None }))
         }
         Err(FeedbackError::Codec(CodecError::Magnitude { .. })) => {
-            alone(&target, "a value is too far out for the step of its column", 0)
+            alone(&unscaled(target), "a value is too far out for the step of its column", 0)
         }
-        Err(FeedbackError::Codec(CodecError::TooFewBits { .. })) => alone(&target, "nearly all weights are zero", 0),
+        Err(FeedbackError::Codec(CodecError::TooFewBits { .. })) => alone(&unscaled(target), "nearly all weights are zero", 0),
         Err(error) => Err(error),
     }
 }

@@ -35,7 +35,7 @@ fn moments(x: &[f32], n: usize) -> InputMoments {
 
 fn of_hessian(hessian: Hessian) -> InputMoments {
     let dead_inputs = hessian.dead_inputs() as u64;
-    InputMoments { hessian: Arc::new(hessian), drift: None, dead_inputs }
+    InputMoments { hessian: Arc::new(hessian), drift: None, dead_inputs, output_energy: None }
 }
 
 fn with_feedback(
@@ -144,6 +144,7 @@ fn in_given_order(w: &[f32], rows: usize, moments: &InputMoments) -> f64 {
         exponents: Vec::new(),
         reach: 1.0,
         gains: [1.0; N_CLASSES],
+        row_exponents: Vec::new(),
     };
     let encoder = ColumnEncoder::new(&spec, rows, cols, &options).unwrap();
     let (damped, ldl) = DampingSpec::default().factor(&moments.hessian, 1).unwrap();
@@ -284,6 +285,66 @@ fn codecs_that_have_no_form_with_feedback_are_known() {
     for (codec, expected) in [("e8-rice@3", false), ("e8@3", true), ("shift-16-tiles@2", true), ("trellis-8@2", true)] {
         assert_eq!(is_supported(&CodecSpec::parse(codec).unwrap().scheme), expected, "{codec}");
     }
+}
+
+#[test]
+fn outputs_that_bring_more_are_kept_better() {
+    let (rows, cols) = (128, 96);
+    let moments = moments(&inputs(2000, cols, 4), cols);
+    // What rows bring downstream is far from what they are: some are small and read with large weights.
+    let size = |row: usize| 2f32.powi((row * 7 % 5) as i32 - 2);
+    let gain = |row: usize| 4f64.powi((row * 3 % 7) as i32 - 3);
+    let mut w = calibrate::gaussian(rows * cols, 5);
+    w.chunks_exact_mut(cols).enumerate().for_each(|(row, w)| w.iter_mut().for_each(|w| *w *= size(row)));
+    let damped = DampingSpec::default().factor(&moments.hessian, 1).unwrap().0;
+    let of_row = |e: &[f32]| gosset_unisvq::proxy(&e.iter().map(|v| f64::from(*v)).collect::<Vec<_>>(), 1, damped.as_slice());
+    let energy: Vec<f64> = w.chunks_exact(cols).enumerate().map(|(row, w)| gain(row) * of_row(w)).collect();
+    let weighed = InputMoments { output_energy: Some(Arc::new(energy)), ..moments.clone() };
+    for codec in ["e8@3", "trellis-8@2", "shift-12@3"] {
+        let found = |moments: &InputMoments| {
+            let (encoded, report, decoded) = with_feedback(codec, &w, (rows, cols), moments);
+            assert_eq!(report.simpler, None, "{codec}");
+            let errors: Vec<f32> = w.iter().zip(&decoded).map(|(a, b)| a - b).collect();
+            let errors: Vec<f64> = errors.chunks_exact(cols).map(of_row).collect();
+            let downstream: f64 = errors.iter().enumerate().map(|(row, e)| gain(row) * e).sum();
+            (encoded, errors, downstream)
+        };
+        let (alike, even, costly) = found(&moments);
+        let (scaled, uneven, cheap) = found(&weighed);
+        assert!(alike.header.columns.unwrap().row_exponents.eq(&false) && scaled.header.columns.unwrap().row_exponents);
+        assert!(cheap < 0.6 * costly, "{codec}: {cheap} {costly}");
+        // Errors of outputs that bring 4^6 as much are 2^6 times smaller, within the halves of steps of factors.
+        let mean = |errors: &[f64], wanted: f64| {
+            let of: Vec<f64> = (0..rows).filter(|&r| gain(r) == wanted).map(|r| errors[r]).collect();
+            of.iter().sum::<f64>() / of.len() as f64
+        };
+        let ratio = |errors: &[f64]| mean(errors, 1.0 / 64.0) / mean(errors, 64.0);
+        assert!((40.0..100.0).contains(&ratio(&uneven)) && (0.7..1.4).contains(&ratio(&even)), "{codec}");
+    }
+}
+
+#[test]
+fn energies_of_outputs_that_say_nothing_change_nothing() {
+    let (rows, cols) = (64, 96);
+    let moments = moments(&inputs(2000, cols, 4), cols);
+    let mut w = calibrate::gaussian(rows * cols, 5);
+    w[3 * cols..4 * cols].fill(0.0);
+    let plain = with_feedback("e8@3", &w, (rows, cols), &moments).0;
+    for energy in [0.0, f64::INFINITY, f64::NAN] {
+        let moments = InputMoments { output_energy: Some(Arc::new(vec![energy; rows])), ..moments.clone() };
+        assert_eq!(with_feedback("e8@3", &w, (rows, cols), &moments).0, plain);
+    }
+    // One output that brings nothing, one of zeros, and one beyond all others have factors within the range.
+    let mut energy = vec![1.0; rows];
+    (energy[0], energy[1], energy[2]) = (0.0, 1e300, f64::MIN_POSITIVE);
+    let moments = InputMoments { output_energy: Some(Arc::new(energy)), ..moments };
+    let (encoded, report, decoded) = with_feedback("e8@3", &w, (rows, cols), &moments);
+    assert!(encoded.header.columns.unwrap().row_exponents && report.simpler.is_none());
+    assert!(decoded.iter().all(|v| v.is_finite()));
+    let wrong = InputMoments { output_energy: Some(Arc::new(vec![1.0; rows - 1])), ..moments };
+    let spec = CodecSpec::parse("e8@3").unwrap();
+    let error = encode(&spec, &w, rows, cols, &wrong, &FeedbackOptions::default()).unwrap_err();
+    assert!(error.to_string().contains("energy of outputs"), "{error}");
 }
 
 #[test]

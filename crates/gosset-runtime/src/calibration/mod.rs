@@ -38,6 +38,7 @@ mod text;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use gosset_quantize::{
     Activations, CalibrationRecord, InputMoments, ModelSource, Plan, QuantizeError, TensorInfo, TunedBlock,
@@ -46,7 +47,7 @@ use gosset_unisvq::UniSvqMatrix;
 
 use crate::config::ModelConfig;
 use crate::error::RuntimeError;
-use crate::models::EMBEDDING;
+use crate::models::{EMBEDDING, layer_name};
 use crate::text::Tokenizer;
 use crate::tune::{TuneData, TuneOptions, tune_block};
 use crate::weights::{SourceWeights, check};
@@ -106,6 +107,8 @@ pub struct Calibration<'a> {
     coverage: BTreeMap<(usize, LayerInput), InputCoverage>,
     /// Second moments that were asked for last: those of one layer.
     held: Vec<(usize, LayerInput, InputMoments)>,
+    /// What the outputs of gate and up of a layer bring into the stream, computed last.
+    gated_energy: Option<(usize, Arc<Vec<f64>>)>,
     plain: Option<PlainStream>,
     prefix: PrefixState,
     tune_options: TuneOptions,
@@ -186,6 +189,7 @@ impl<'a> Calibration<'a> {
             warnings,
             coverage: BTreeMap::new(),
             held: Vec::new(),
+            gated_energy: None,
             plain: None,
             prefix: PrefixState::NotStarted,
             tune_options: TuneOptions::default(),
@@ -307,7 +311,8 @@ impl<'a> Calibration<'a> {
         if let Some(cache) = &self.cache
             && let Some((hessian, seen)) = cache.read(layer, input, input.width(&self.runner.config))?
         {
-            let moments = InputMoments { dead_inputs: seen.dead, hessian: hessian.into(), drift: None };
+            let hessian = hessian.into();
+            let moments = InputMoments { dead_inputs: seen.dead, hessian, drift: None, output_energy: None };
             self.keep(layer, input, &moments, seen);
             return Ok(moments);
         }
@@ -316,6 +321,37 @@ impl<'a> Calibration<'a> {
             Some((.., moments)) => Ok(moments.clone()),
             None => unreachable!("a pass over a layer gives the second moments of all its inputs"),
         }
+    }
+
+    /// What each gated channel of a layer brings into the residual stream of the unquantized model: its mean square times the sum of
+    /// the squares of the column of down that reads it.
+    ///
+    /// # Errors
+    /// As for [`Calibration::input_moments`].
+    ///
+    /// # Panics
+    /// If the model has no such layer.
+    pub fn gated_energy(&mut self, layer: usize) -> Result<Arc<Vec<f64>>, RuntimeError> {
+        if let Some((at, energy)) = &self.gated_energy
+            && *at == layer
+        {
+            return Ok(Arc::clone(energy));
+        }
+        let mut energy = if self.record.sequential {
+            self.with_prefix(|prefix, runner, reporter| {
+                prefix.move_to(runner, reporter, layer)?;
+                prefix.gated_power(runner, reporter)
+            })?
+        } else {
+            let moments = self.input_moments(layer, LayerInput::FeedForwardOutput)?;
+            moments.hessian.as_slice().iter().step_by(moments.hessian.n() + 1).copied().collect()
+        };
+        let down = format!("{}.{}.weight", layer_name(layer), LayerInput::FeedForwardOutput.linears()[0]);
+        let powers = self.runner.column_powers(&down)?;
+        energy.iter_mut().zip(powers).for_each(|(energy, power)| *energy *= power);
+        let energy = Arc::new(energy);
+        self.gated_energy = Some((layer, Arc::clone(&energy)));
+        Ok(energy)
     }
 
     /// Moves the plain stream over `layer` and keeps the moments of that layer.
@@ -477,6 +513,15 @@ impl Activations for Calibration<'_> {
         match LinearPlace::of(tensor, self.runner.config.n_layers) {
             Some(place) => self.input_moments(place.layer, place.input).map(Some).map_err(quantize_error),
             None => Ok(None),
+        }
+    }
+
+    fn output_energy(&mut self, tensor: &str) -> Result<Option<Arc<Vec<f64>>>, QuantizeError> {
+        match LinearPlace::of(tensor, self.runner.config.n_layers) {
+            Some(LinearPlace { layer, input: LayerInput::FeedForward, .. }) => {
+                self.gated_energy(layer).map(Some).map_err(quantize_error)
+            }
+            _ => Ok(None),
         }
     }
 

@@ -64,7 +64,8 @@ impl PlainStream {
             if let Some(cache) = cache {
                 cache.write(&hessian, &seen)?;
             }
-            finished.push((InputMoments { dead_inputs: seen.dead, hessian: Arc::new(hessian), drift: None }, seen));
+            let (dead_inputs, hessian) = (seen.dead, Arc::new(hessian));
+            finished.push((InputMoments { dead_inputs, hessian, drift: None, output_energy: None }, seen));
         }
         finished.try_into().map_err(|_| unreachable!("a layer has four inputs"))
     }

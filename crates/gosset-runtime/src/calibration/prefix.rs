@@ -152,7 +152,29 @@ impl Prefix {
         let hessian = sums.finish().map_err(failed)?;
         let drift = cross.map(|cross| cross.finish().map(Arc::new)).transpose().map_err(failed)?;
         let seen = InputCoverage { dead: hessian.dead_inputs() as u64, ..watch.seen };
-        Ok((InputMoments { dead_inputs: seen.dead, hessian: Arc::new(hessian), drift }, seen))
+        let (dead_inputs, hessian) = (seen.dead, Arc::new(hessian));
+        Ok((InputMoments { dead_inputs, hessian, drift, output_energy: None }, seen))
+    }
+
+    /// Mean squares of what down reads, in the unquantized layer and the unquantized stream.
+    pub(super) fn gated_power(&self, runner: &Runner<'_>, reporter: &mut Reporter) -> Result<Vec<f64>, RuntimeError> {
+        let layer = runner.layer(self.layer)?;
+        let mut power = vec![0f64; LayerInput::FeedForwardOutput.width(&runner.config)];
+        for i in 0..runner.sequences.n_sequences() {
+            reporter.at(Pass::Moments, self.layer, i)?;
+            let mut add = |input: LayerInput, values: &candle_core::Tensor| {
+                if input == LayerInput::FeedForwardOutput {
+                    for row in f32_slice(values)?.chunks_exact(power.len()) {
+                        power.iter_mut().zip(row).for_each(|(sum, v)| *sum += f64::from(*v) * f64::from(*v));
+                    }
+                }
+                Ok(())
+            };
+            runner.pass(&layer, &runner.sequence(&self.x, i)?, Some(LayerInput::FeedForwardOutput), &mut add)?;
+        }
+        let n = runner.sequences.ids.len().max(1) as f64;
+        power.iter_mut().for_each(|sum| *sum /= n);
+        Ok(power)
     }
 
     /// Outputs of the unquantized layer in the unquantized stream, `[tokens, hidden]`.

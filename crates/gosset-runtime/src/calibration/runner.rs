@@ -85,6 +85,23 @@ impl<'a> Runner<'a> {
         Overlay { below: &self.weights, replaced }
     }
 
+    /// The sum of the squares of each column of matrix `name`.
+    pub(super) fn column_powers(&self, name: &str) -> Result<Vec<f64>, RuntimeError> {
+        /// Rows that are read at once.
+        const ROWS: usize = 64;
+        let index = self.weights.find(name)?;
+        let (rows, cols) = self.source.tensors()[index].rows_cols();
+        let (mut powers, mut block) = (vec![0f64; cols], vec![0f32; ROWS.min(rows) * cols]);
+        for first in (0..rows).step_by(ROWS) {
+            let block = &mut block[..ROWS.min(rows - first) * cols];
+            self.source.read_rows(index, first..first + block.len() / cols, block)?;
+            for row in block.chunks_exact(cols) {
+                powers.iter_mut().zip(row).for_each(|(power, v)| *power += f64::from(*v) * f64::from(*v));
+            }
+        }
+        Ok(powers)
+    }
+
     /// Elements of tensor `name`, if it is there.
     pub(super) fn n_values(&self, name: &str) -> Option<usize> {
         self.weights.shape(name).map(|shape| shape.iter().product())

@@ -338,6 +338,39 @@ fn sequential_inputs_are_those_of_the_model_quantized_so_far() {
 }
 
 #[test]
+fn outputs_of_gate_and_up_bring_what_down_makes_of_them() {
+    let source = tiny(TinyFamily::Qwen2);
+    let mut plain = Calibration::new(&source, options(150, 64)).unwrap();
+    let expected: Vec<Vec<f64>> = (0..2)
+        .map(|layer| {
+            let hessian = plain.input_moments(layer, LayerInput::FeedForwardOutput).unwrap().hessian;
+            let down = &source.data[source.index(&name(layer, "mlp.down_proj"))];
+            let n = hessian.n();
+            let power = |i: usize| down.iter().skip(i).step_by(n).map(|w| f64::from(*w).powi(2)).sum::<f64>();
+            (0..n).map(|i| hessian.as_slice()[i * (n + 1)] * power(i)).collect()
+        })
+        .collect();
+    let mut again = Calibration::new(&source, options(150, 64)).unwrap();
+    let mut sequential =
+        Calibration::new(&source, CalibrationOptions { sequential: true, ..options(150, 64) }).unwrap();
+    for (layer, expected) in expected.iter().enumerate() {
+        for linear in ["self_attn.q_proj", "self_attn.o_proj", "mlp.down_proj"] {
+            assert!(again.output_energy(&name(layer, linear)).unwrap().is_none(), "{linear}");
+        }
+        for linear in ["mlp.gate_proj", "mlp.up_proj"] {
+            assert_eq!(*again.output_energy(&name(layer, linear)).unwrap().unwrap(), *expected, "{layer}, {linear}");
+            // A quantized prefix is the start of another stream; what counts is that of the unquantized model.
+            let found = sequential.output_energy(&name(layer, linear)).unwrap().unwrap();
+            let is_near = |(a, b): (&f64, &f64)| (a - b).abs() <= 1e-5 * b;
+            assert!(found.iter().zip(expected).all(is_near), "{layer}, {linear}");
+            sequential.replaced(&name(layer, linear), &changed(&source, linear, layer)).unwrap();
+        }
+        sequential.replaced(&name(layer, "mlp.down_proj"), &changed(&source, "mlp.down_proj", layer)).unwrap();
+    }
+    assert!(again.output_energy("lm_head.weight").unwrap().is_none());
+}
+
+#[test]
 fn drift_is_the_cross_moment_of_both_streams() {
     let source = tiny(TinyFamily::Llama);
     let window = 64;
