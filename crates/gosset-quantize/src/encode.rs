@@ -182,7 +182,8 @@ mod tests {
         let energy: f64 = wanted.iter().map(|v| v * v).sum();
         for name in ["unisvq", "e8+feedback"] {
             let error = |drift: Option<Arc<Vec<f64>>>| {
-                let moments = InputMoments { hessian: Arc::clone(&hessian), drift, dead_inputs: 0, output_energy: None };
+                let moments =
+                    InputMoments { hessian: Arc::clone(&hessian), drift, dead_inputs: 0, output_energy: None };
                 let method = Method::parse(name, 4.0).unwrap();
                 let (stored, _) = by(&method, w.clone(), (rows, n), Some(&moments), "w").unwrap();
                 let mut decoded = vec![0.0; rows * n];

@@ -85,7 +85,12 @@ impl Activations for Fake {
         };
         let data = (0..n * n).map(|k| value(k / n, k % n)).collect();
         let hessian = Hessian::new(n, data, 1000).map_err(QuantizeError::activations)?;
-        Ok(Some(InputMoments { hessian: Arc::new(hessian), drift: None, dead_inputs: self.dead.min(n) as u64, output_energy: None }))
+        Ok(Some(InputMoments {
+            hessian: Arc::new(hessian),
+            drift: None,
+            dead_inputs: self.dead.min(n) as u64,
+            output_energy: None,
+        }))
     }
 
     fn replaced(&mut self, tensor: &str, values: &[f32]) -> Result<(), QuantizeError> {

@@ -28,7 +28,12 @@ impl Known {
         let moments = |n: usize| {
             let data: Vec<f64> = (0..n * n).map(|k| (-((k / n).abs_diff(k % n) as f64) / 5.0).exp()).collect();
             let drift = drifts.then(|| Arc::new(data.iter().map(|v| 0.9 * v).collect()));
-            InputMoments { hessian: Arc::new(Hessian::new(n, data, 1000).unwrap()), drift, dead_inputs: 0, output_energy: None }
+            InputMoments {
+                hessian: Arc::new(Hessian::new(n, data, 1000).unwrap()),
+                drift,
+                dead_inputs: 0,
+                output_energy: None,
+            }
         };
         let linears = source.tensors().iter().filter(|t| t.name.contains("proj"));
         let widths: HashMap<String, usize> = linears.map(|t| (t.name.clone(), t.rows_cols().1)).collect();

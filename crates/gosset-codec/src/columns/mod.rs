@@ -26,8 +26,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::RotationHeader;
 
-pub(crate) use decode::{ColumnsDecoder, plane_names};
 pub use code::row_factor;
+pub(crate) use decode::{ColumnsDecoder, plane_names};
 pub use encode::{ColumnEncoder, ColumnOptions, ColumnSums, N_CLASSES, N_EXPONENTS, gaussian_payload_bps};
 
 /// One byte per column, first column first: exponent and class, or the scale.

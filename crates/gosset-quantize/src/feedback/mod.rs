@@ -30,7 +30,10 @@ use crate::error::QuantizeError;
 pub struct FeedbackOptions {
     /// Damping of the second moments.
     pub damping: DampingSpec,
-    /// Damping on top of that for moments of few tokens, as a share of the mean diagonal for one token per input: they show directions
+    /// Damping on top of that under an entropy code, as a share of the mean diagonal: other texts use directions in which the text of
+    /// the calibration has little energy.
+    pub other_texts: f64,
+    /// Damping on top of both for moments of few tokens, as a share of the mean diagonal for one token per input: they show directions
     /// without energy that other texts do use.
     pub sampling: f64,
     /// Share of the correction for inputs that come from a quantized prefix: 0 for none, 1 for all of it.
@@ -39,15 +42,16 @@ pub struct FeedbackOptions {
 
 impl Default for FeedbackOptions {
     fn default() -> Self {
-        Self { damping: DampingSpec::default(), sampling: 1.0, drift: 1.0 }
+        Self { damping: DampingSpec::default(), other_texts: 0.3, sampling: 1.0, drift: 1.0 }
     }
 }
 
 impl FeedbackOptions {
-    /// The damping of second moments of `inputs` inputs over `tokens` tokens: at most the mean diagonal is added for few tokens.
+    /// The damping of second moments of `inputs` inputs over `tokens` tokens under an entropy code: at most the mean diagonal is added
+    /// for few tokens.
     fn damping_of(&self, inputs: usize, tokens: u64) -> DampingSpec {
         let of_sampling = self.sampling * inputs as f64 / tokens.max(1) as f64;
-        DampingSpec { sigma: self.damping.sigma + of_sampling.clamp(0.0, 1.0), ..self.damping }
+        DampingSpec { sigma: self.damping.sigma + self.other_texts + of_sampling.clamp(0.0, 1.0), ..self.damping }
     }
 }
 
@@ -131,9 +135,11 @@ pub fn encode(
         return Err(UniSvqError::Shape { what: "energy of outputs", expected, found }.into());
     }
     // At a fixed rate the frame of the inputs already spreads what is not known, and more damping measured worse.
-    let sampling = if matches!(spec.scheme, SchemeSpec::Shift { .. }) { 0.0 } else { options.sampling };
-    let options = FeedbackOptions { sampling, ..*options };
-    let options = &FeedbackOptions { damping: options.damping_of(cols, moments.hessian.n_tokens()), ..options };
+    let damping = match spec.scheme {
+        SchemeSpec::Shift { .. } => options.damping,
+        _ => options.damping_of(cols, moments.hessian.n_tokens()),
+    };
+    let options = &FeedbackOptions { damping, ..*options };
     let (natural, ldl) = options.damping.factor(&moments.hessian, 1)?;
     let damping = natural.report();
     let payload = |encoded: &EncodedMatrix| encoded.rate().payload_bps();
@@ -192,7 +198,9 @@ pub fn encode(
         Err(FeedbackError::Codec(CodecError::Magnitude { .. })) => {
             alone(&unscaled(target), "a value is too far out for the step of its column", 0)
         }
-        Err(FeedbackError::Codec(CodecError::TooFewBits { .. })) => alone(&unscaled(target), "nearly all weights are zero", 0),
+        Err(FeedbackError::Codec(CodecError::TooFewBits { .. })) => {
+            alone(&unscaled(target), "nearly all weights are zero", 0)
+        }
         Err(error) => Err(error),
     }
 }
