@@ -236,9 +236,10 @@ fn methods_with_calibration_write_what_their_decoders_read() {
         for t in report.tensors.iter().filter(|t| t.action == "quantized") {
             let figures = t.feedback.as_ref().unwrap();
             assert!(figures.proxy > 0.0 && figures.proxy <= figures.proxy_before, "{name} {t:?}");
-            // 1,000 tokens: the damping as published, and more of it for feedback from so few.
-            let most = if name.ends_with("+feedback") { 0.2 } else { 0.01 };
-            assert!((0.01..=most).contains(&figures.sigma), "{name} {t:?}");
+            // 1,000 tokens: the damping as published, and more of it for other texts and for so few.
+            let is_damped_more = name.ends_with("+feedback") && !name.starts_with("shift");
+            let expected = if is_damped_more { 0.3..=0.5 } else { 0.01..=0.01 };
+            assert!(expected.contains(&figures.sigma), "{name} {t:?}");
             assert_eq!((figures.raises, figures.tokens), (0, 1000));
             assert_eq!(t.method.as_deref(), Some(name));
             assert!(t.snr_db.unwrap() > 4.5, "{name} {t:?}");
