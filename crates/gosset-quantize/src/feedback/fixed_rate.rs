@@ -20,11 +20,10 @@ const OCTAVES_BELOW: i32 = 13;
 /// Tile of the rotation that mixes neighbours only.
 const SHORT_TILE: u32 = 16;
 
-/// Encodes the target `w`, `[rows, cols]` row-major, column by column; its rows were divided by the factors of those exponents, and
-/// `sigma` is the damping that its moments needed.
+/// Encodes the target `w`, `[rows, cols]` row-major, column by column; `sigma` is the damping that its moments needed.
 pub(super) fn columns(
     spec: &CodecSpec,
-    (w, row_exponents): (&[f32], &[u8]),
+    w: &[f32],
     rows: usize,
     hessian: &Hessian,
     options: &FeedbackOptions,
@@ -39,7 +38,7 @@ pub(super) fn columns(
         exponents: Vec::new(),
         reach: 1.0,
         gains: [1.0; N_CLASSES],
-        row_exponents: row_exponents.to_vec(),
+        row_exponents: Vec::new(),
     };
     let encoder = ColumnEncoder::new(spec, rows, cols, &columns)?;
     let mut target = w.to_vec();

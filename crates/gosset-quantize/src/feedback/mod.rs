@@ -167,8 +167,8 @@ pub fn encode(
         _ => w.to_vec(),
     };
     let exponents = match (&moments.output_energy, &spec.scheme) {
-        // Rows of tiles have scales of their own.
-        (Some(_), SchemeSpec::Shift { order: ShiftOrderKind::Tiles, .. }) | (None, _) => Vec::new(),
+        // Rows of tiles have scales of their own; at a fixed rate factors of rows measured no better.
+        (Some(_), SchemeSpec::Shift { .. }) | (None, _) => Vec::new(),
         (Some(energy), _) => outputs::exponents(&target, rows, &natural, energy),
     };
     outputs::divide(&mut target, &exponents);
@@ -181,9 +181,7 @@ pub fn encode(
         SchemeSpec::Shift { order: ShiftOrderKind::Tiles, .. } => {
             fixed_rate::tiles(spec, &target, rows, &moments.hessian, options)
         }
-        SchemeSpec::Shift { .. } => {
-            fixed_rate::columns(spec, (&target, &exponents), rows, &moments.hessian, options, damping.sigma)
-        }
+        SchemeSpec::Shift { .. } => fixed_rate::columns(spec, &target, rows, &moments.hessian, options, damping.sigma),
         _ => entropy_coded::encode(spec, (&target, &exponents), rows, &moments.hessian, &ldl),
     };
     match outcome {

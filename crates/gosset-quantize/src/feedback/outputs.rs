@@ -2,8 +2,8 @@
 //!
 //! Feedback makes the errors of all outputs of a matrix alike. What an error costs is another matter where outputs are multiplied by
 //! something before they come together again: the scale of a row of gate or up is arbitrary, since the column of down that it meets
-//! can undo it. An error e of output i brings about c_i e² downstream, c_i being the energy that the output brings there by its own.
-//! Errors in proportion to 1/c_i^(1/4) are between those that are all alike and those that cost the same everywhere.
+//! can undo it. An error e of output i brings about c_i e² downstream, c_i being the energy that the output brings there per unit of its own.
+//! Squared errors in proportion to 1/√c_i are between those that are all alike and those that cost the same everywhere.
 
 use gosset_codec::{N_EXPONENTS, row_factor};
 use gosset_unisvq::Damped;
