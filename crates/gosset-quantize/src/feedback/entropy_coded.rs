@@ -11,6 +11,9 @@ use super::{FeedbackError, Outcome, steps};
 
 /// A payload this near to the asked one is near enough, in bits per weight.
 const TOLERANCE_BPS: f64 = 0.003;
+/// Payload below which columns get the gains of least squares. They shrink what is stored by as much of the weights as the error is, and
+/// that adds up over layers, whose rounding errors do not; from here on the error that gains would save is smaller than that.
+const GAINS_BELOW_BPS: f64 = 2.5;
 /// Sweeps in search of the rate.
 const MAX_SWEEPS: u32 = 7;
 
@@ -79,7 +82,9 @@ pub(super) fn encode(
         if sweep > 1 && best.as_ref().is_none_or(|(least, _)| error < *least) {
             best = Some((error, encoded));
         }
-        gains = new_gains;
+        if asked < GAINS_BELOW_BPS {
+            gains = new_gains;
+        }
         sweeps = sweep;
         if is_settled {
             break;
