@@ -44,11 +44,10 @@ pub(crate) fn pack_rows(exponents: &[u8]) -> Vec<u8> {
     exponents.chunks(2).map(|pair| pair[0] | pair.get(1).copied().unwrap_or(0) << 4).collect()
 }
 
-/// Factors of `rows` rows out of as many half bytes; `None` if there are more bytes or fewer, or bits beyond the last row.
+/// Factors of `rows` rows out of ⌈rows/2⌉ bytes; `None` if there are bits beyond the last row.
 pub(crate) fn row_factors(bytes: &[u8], rows: usize) -> Option<Vec<f32>> {
     let is_clean = rows.is_multiple_of(2) || bytes.last().is_none_or(|last| last >> 4 == 0);
-    (bytes.len() == rows.div_ceil(2) && is_clean)
-        .then(|| (0..rows).map(|row| row_factor(bytes[row / 2] >> (4 * (row % 2)))).collect())
+    is_clean.then(|| (0..rows).map(|row| row_factor(bytes[row / 2] >> (4 * (row % 2)))).collect())
 }
 
 /// The gain of a class.

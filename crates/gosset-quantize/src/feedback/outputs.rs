@@ -7,6 +7,7 @@
 
 use gosset_codec::{N_EXPONENTS, row_factor};
 use gosset_unisvq::Damped;
+use rayon::prelude::*;
 
 /// Exponents of the factors that rows are divided by, in quarters of octaves; none where all are the same.
 ///
@@ -35,7 +36,6 @@ pub(super) fn exponents(w: &[f32], rows: usize, h: &Damped, energy: &[f64]) -> V
 
 /// w_i H w_iᵀ of each row.
 fn own_energy(w: &[f32], rows: usize, h: &Damped) -> Vec<f64> {
-    use rayon::prelude::*;
     let n = w.len() / rows;
     w.par_chunks_exact(n)
         .with_min_len(8)

@@ -7,7 +7,7 @@ use gosset_unisvq::{CrossAccumulator, HessianAccumulator};
 
 use super::layer_input::{InputCoverage, LayerInput};
 use super::progress::{Pass, Reporter};
-use super::runner::{Replaced, Runner, Watch, check_output};
+use super::runner::{Replaced, Runner, Watch, add_squares, check_output};
 use crate::error::RuntimeError;
 use crate::models::EMBEDDING;
 use crate::tensor::f32_slice;
@@ -164,9 +164,7 @@ impl Prefix {
             reporter.at(Pass::Moments, self.layer, i)?;
             let mut add = |input: LayerInput, values: &candle_core::Tensor| {
                 if input == LayerInput::FeedForwardOutput {
-                    for row in f32_slice(values)?.chunks_exact(power.len()) {
-                        power.iter_mut().zip(row).for_each(|(sum, v)| *sum += f64::from(*v) * f64::from(*v));
-                    }
+                    add_squares(&mut power, &f32_slice(values)?);
                 }
                 Ok(())
             };

@@ -95,9 +95,7 @@ impl<'a> Runner<'a> {
         for first in (0..rows).step_by(ROWS) {
             let block = &mut block[..ROWS.min(rows - first) * cols];
             self.source.read_rows(index, first..first + block.len() / cols, block)?;
-            for row in block.chunks_exact(cols) {
-                powers.iter_mut().zip(row).for_each(|(power, v)| *power += f64::from(*v) * f64::from(*v));
-            }
+            add_squares(&mut powers, block);
         }
         Ok(powers)
     }
@@ -269,6 +267,13 @@ impl Watch {
         }
         self.seen.tokens += rows.len() as u64;
         Ok(())
+    }
+}
+
+/// Adds the squares of each column of `x`, `[n, sums.len()]`.
+pub(super) fn add_squares(sums: &mut [f64], x: &[f32]) {
+    for row in x.chunks_exact(sums.len()) {
+        sums.iter_mut().zip(row).for_each(|(sum, v)| *sum += f64::from(*v) * f64::from(*v));
     }
 }
 
