@@ -1,0 +1,12 @@
+//! Compressed KV caches for transformers, for any runtime: slices in, slices out.
+//!
+//! | item | gives |
+//! |---|---|
+//! | [`KvCodec`] | vectors of one head to rows of codes, rows to sealed pages, and back; open for other codecs |
+//! | [`KvError`] | what went wrong, where, and what to do |
+
+mod codec;
+mod error;
+
+pub use codec::{KvCodec, PageBits, Place, Role};
+pub use error::KvError;
