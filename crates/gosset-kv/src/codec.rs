@@ -72,9 +72,17 @@ pub trait KvCodec: Debug + Send + Sync {
     /// Bytes of a row.
     fn row_bytes(&self) -> usize;
 
+    /// Vectors that are coded together; 1 by default.
+    ///
+    /// With m > 1 (statistics shared by neighbouring tokens) every call takes whole blocks of m vectors, a row means nothing without the
+    /// rest of its block, and positions become coded by whole blocks. Bytes stay true: m rows hold m vectors.
+    fn block(&self) -> usize {
+        1
+    }
+
     /// Rounds vectors at positions `first`, `first + 1`, …: `x` is `[n, head_dim]`, `rows` `[n, row_bytes]`.
     ///
-    /// Each row depends on its own vector, place and position only.
+    /// Each row depends on its own vector, place and position only, or on those of its [`block`](KvCodec::block).
     ///
     /// # Errors
     ///
