@@ -52,6 +52,10 @@ pub(crate) struct EvalArgs {
     /// best data-free codec; the run says which and why].
     #[arg(long, value_name = "LIST", conflicts_with = "container")]
     codecs: Option<String>,
+    /// Score every model with its cache compressed too: `e8@2.25,window=256,sinks=64`, `d4@3`, `turboquant@3`, …; may be given several
+    /// times. Without --codecs, --rates and --target-bpw the weights stay as they are (see `cargo xtask eval -- --help`).
+    #[arg(long, value_name = "SPEC")]
+    kv: Vec<String>,
     /// UniSVQ at 2 bits, whole and with each of its parts left out or replaced, instead of codecs.
     #[arg(long, conflicts_with_all = ["container", "codecs", "rates", "target_bpw"])]
     ablations: bool,
@@ -171,6 +175,9 @@ fn ppl_args(workspace: &Workspace, args: &EvalArgs) -> Result<(Vec<String>, bool
         if let Some(value) = value {
             push(flag, value);
         }
+    }
+    for spec in &args.kv {
+        push("--kv", spec.clone());
     }
     if let Some(list) = &args.tasks {
         let tasks = Tasks::load(workspace)?;
@@ -335,6 +342,14 @@ mod tests {
         assert!(mapped(&["--ablations", "--codecs", "e8"]).is_err());
         assert!(mapped(&["--sequential", "--hessian-cache", "hc"]).is_err());
         assert!(mapped(&["--calibration", "/no/such/file"]).is_err());
+    }
+
+    #[test]
+    fn every_cache_reaches_the_binary() {
+        let (args, _) = mapped(&["--kv", "e8@2.25,window=256,sinks=64", "--kv", "turboquant@3"]).unwrap();
+        let kv: Vec<&str> = args.windows(2).filter(|pair| pair[0] == "--kv").map(|pair| pair[1].as_str()).collect();
+        assert_eq!(kv, ["e8@2.25,window=256,sinks=64", "turboquant@3"]);
+        assert!(!args.contains(&"--codecs".to_owned()));
     }
 
     #[test]

@@ -29,7 +29,32 @@ pub(crate) fn tables(evaluation: &Evaluation, file: &str, command: &str) -> Stri
     );
     out += &if evaluation.ablations { ablations(rows) } else { perplexities(rows) };
     out += &calibration(rows);
+    out += &caches(rows);
     out += &tasks(rows);
+    out
+}
+
+/// One line per compressed cache.
+fn caches(rows: &[EvaluationRow]) -> String {
+    if rows.iter().all(|row| row.kv.is_none()) {
+        return String::new();
+    }
+    let mut out = "\nCaches, each position stored and read back; all-in counts every byte at the end of a window:\n\n\
+                   | cache | page bps | all-in bps | PPL | Δln |\n|---|---|---|---|---|\n"
+        .to_owned();
+    let rate = |rate: Option<f64>| rate.map_or("–".to_owned(), |rate| format!("{rate:.3}"));
+    for row in rows.iter().filter(|row| row.kv.is_some()) {
+        let _ = writeln!(
+            out,
+            "| {} | {} | {} | {} ± {} | {} |",
+            row.label(),
+            rate(row.kv_page_bps),
+            rate(row.kv_all_in_bps),
+            decimals(row.ppl),
+            decimals(row.ppl_sigma),
+            delta(row),
+        );
+    }
     out
 }
 
@@ -37,7 +62,7 @@ fn perplexities(rows: &[EvaluationRow]) -> String {
     let mut out =
         "| codec | payload bps | all-in bps | file bps | file MB | PPL | Δln |\n|---|---|---|---|---|---|---|\n"
             .to_owned();
-    for row in rows {
+    for row in rows.iter().filter(|row| row.kv.is_none()) {
         let _ = writeln!(
             out,
             "| {} | {:.3} | {:.3} | {:.3} | {:.1} | {} ± {} | {} |",
@@ -170,6 +195,25 @@ mod tests {
         assert!(text.contains("took `unisvq-d8@2` 61 s; at most 400 MB"), "{text}");
         assert!(text.contains("| codec | piqa (n = 500) | mean |\n|---|---|---|\n"), "{text}");
         assert!(text.contains("| unquantized | 65.0 ± 2.0 / 66.0 ± 2.0 | 65.0 |"), "{text}");
+    }
+
+    #[test]
+    fn caches_have_a_table_of_their_own() {
+        let row = r#"{"codec": "none", "target_bps": null, "payload_bps": 16, "all_in_bps": 16, "file_bps": 16, "file_bytes": 500000,
+            "ppl": 40.0, "ppl_sigma": 1.0"#;
+        let rows = [
+            format!(r#"{row}, "delta_ln": 0, "kv": null}}"#),
+            format!(
+                r#"{row}, "delta_ln": 0.012, "kv": "e8@2.25,window=8", "kv_page_bps": 2.251, "kv_all_in_bps": 2.4}}"#
+            ),
+        ];
+        let text = format!(
+            r#"{{"model": "m", "protocol": "full-2048", "windows": 2, "tokens_scored": 4094, "rows": [{}]}}"#,
+            rows.join(",")
+        );
+        let text = tables(&serde_json::from_str(&text).unwrap(), "r.json", "c");
+        assert!(text.contains("| unquantized | 16.000 |") && !text.contains("| `e8@2.25,window=8` | 16.000"), "{text}");
+        assert!(text.contains("| `e8@2.25,window=8` | 2.251 | 2.400 | 40.00 ± 1.00 | 0.012 |"), "{text}");
     }
 
     #[test]

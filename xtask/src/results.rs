@@ -53,6 +53,13 @@ pub(crate) struct TextOverlap {
 #[derive(Debug, Deserialize)]
 pub(crate) struct EvaluationRow {
     pub(crate) codec: String,
+    /// How keys and values were stored; `None` for a cache in f32.
+    #[serde(default)]
+    pub(crate) kv: Option<String>,
+    #[serde(default)]
+    pub(crate) kv_page_bps: Option<f64>,
+    #[serde(default)]
+    pub(crate) kv_all_in_bps: Option<f64>,
     pub(crate) payload_bps: f64,
     pub(crate) all_in_bps: f64,
     pub(crate) file_bps: f64,
@@ -82,16 +89,23 @@ impl EvaluationRow {
         self.source_grid
     }
 
-    /// Whether this is the model as it came.
+    /// Whether this is the model as it came, with its cache in f32.
     pub(crate) fn is_unquantized(&self) -> bool {
-        self.codec == "none"
+        self.codec == "none" && self.kv.is_none()
     }
 
     /// Name for people, with what must be known about the row.
     pub(crate) fn label(&self) -> String {
-        if self.is_unquantized() {
-            return "unquantized".to_owned();
+        match (self.codec.as_str(), &self.kv) {
+            ("none", None) => "unquantized".to_owned(),
+            ("none", Some(kv)) => format!("`{kv}`"),
+            (_, None) => self.weights(),
+            (_, Some(kv)) => format!("{}, cache `{kv}`", self.weights()),
         }
+    }
+
+    /// Name of what the weights are in.
+    fn weights(&self) -> String {
         let mut label = match (self.target_bps, self.target_bpw) {
             (_, Some(bpw)) => format!("`{}`, {bpw} all-in", self.codec),
             (Some(rate), None) => format!("`{}@{rate}`", self.codec),

@@ -77,7 +77,7 @@ fn perplexity(json: &str, file: &str) -> Result<String> {
     let table: Evaluation = parse(json)?;
     let baseline = table.rows.iter().find(|row| row.is_unquantized()).map(|row| row.ppl);
     // What rounds to the source's own levels says nothing about a codec.
-    let coded = table.rows.iter().filter(|row| !row.is_unquantized() && !row.is_source_grid());
+    let coded = table.rows.iter().filter(|row| !row.is_unquantized() && row.kv.is_none() && !row.is_source_grid());
     let points: Vec<_> = coded.map(|row| (row.codec.as_str(), row.all_in_bps, row.ppl)).collect();
     let least = points.iter().map(|p| p.2).chain(baseline).fold(f64::INFINITY, f64::min);
     if !least.is_finite() {
