@@ -1,4 +1,4 @@
-//! Weight quantizers that Gosset is compared with, each in real packed bytes.
+//! Weight quantizers and codecs of KV caches that Gosset is compared with, each in real packed bytes.
 //!
 //! | name | what it is | rates R |
 //! |---|---|---|
@@ -33,6 +33,8 @@
 //! Calibrated methods take the second moments of the inputs ([`Baseline::encode_calibrated`]); without them they are their data-free
 //! forms.
 //!
+//! Codecs of keys and values of a KV cache are found by [`kv_baseline`]; [`kv_families`] lists them.
+//!
 //! Nothing here is reachable from the product. A method of one's own joins the comparison by implementing [`Baseline`].
 #![forbid(unsafe_code)]
 
@@ -46,6 +48,7 @@ mod grid;
 mod groups;
 mod higgs;
 mod iq4_nl;
+mod kv;
 pub mod lloyd;
 mod nearest;
 mod nf4;
@@ -62,6 +65,7 @@ pub use gptq::Gptq;
 pub use grid::{GRIDS, Grid, GridInfo, grids};
 pub use higgs::Higgs;
 pub use iq4_nl::Iq4Nl;
+pub use kv::{KvFamily, kv_baseline, kv_families};
 pub use nf4::Nf4;
 pub use rows::Rotation;
 pub use rtn::Rtn;

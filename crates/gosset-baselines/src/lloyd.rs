@@ -47,7 +47,7 @@ pub fn random_normals<const P: usize>(n: usize, seed: u64) -> Vec<[f32; P]> {
 }
 
 /// Box and Muller's map of pairs of uniform 64-bit words to pairs of normal values.
-fn normals<const P: usize>(words: [u64; P]) -> [f32; P] {
+pub(crate) fn normals<const P: usize>(words: [u64; P]) -> [f32; P] {
     let mut out = [0.0; P];
     for (out, words) in out.as_chunks_mut::<2>().0.iter_mut().zip(words.as_chunks::<2>().0) {
         // In (0, 1]: the logarithm is finite.
