@@ -11,6 +11,8 @@
 //! | `q8_0` | 8 bits, fp16 scale per 32 channels | the same | 8.5 |
 //! | `q4_0` | 4 bits, fp16 scale per 32 channels | the same | 4.5 |
 //!
+//! `name@k/v` gives keys and values rates of their own: `octopus@2/3` (not for `qjl`).
+//!
 //! What each leaves out of its paper is said at its type. Scales beyond the range of fp16 become the largest finite number.
 //!
 //! ```
@@ -124,8 +126,8 @@ const QJL_VALUE_BITS: u32 = 2;
 /// Widths that rotations and levels are made for.
 const WIDTHS: std::ops::RangeInclusive<usize> = 8..=512;
 
-/// The codecs of keys and of values of the baseline written as `name@b` (or `name` where there is one rate only); `None` if no family
-/// has that name.
+/// The codecs of keys and of values of the baseline written as `name@b`, `name@k/v` or, where there is one rate only, `name`; `None`
+/// if no family has that name.
 ///
 /// `seed` makes rotations and sketches; keys and values have different ones, layers and heads share them.
 ///
@@ -152,31 +154,30 @@ pub fn kv_baseline(
 ) -> Option<Result<(Arc<dyn KvCodec>, Arc<dyn KvCodec>), KvError>> {
     let (name, rate) = text.split_once('@').map_or((text, None), |(name, rate)| (name, Some(rate)));
     let family = FAMILIES.iter().find(|family| family.name == name)?;
-    Some(family.rate(text, rate).and_then(|rate| {
+    Some(family.pair(text, rate).and_then(|[key, value]| {
         let d = shape.head_dim;
         if !WIDTHS.contains(&d) || !d.is_multiple_of(2) {
             let allowed = "even widths from 8 to 512";
             return Err(KvError::HeadDim { head_dim: d, codec: text.to_owned(), allowed });
         }
-        Ok((family.codec(Role::Key, rate, d, seed), family.codec(Role::Value, rate, d, seed)))
+        Ok((family.codec(Role::Key, key, d, seed), family.codec(Role::Value, value, d, seed)))
     }))
 }
 
 impl KvFamily {
-    /// The rate of a text, one of those that there are; 0 where there are none.
-    fn rate(&self, text: &str, rate: Option<&str>) -> Result<f64, KvError> {
-        match (rate, self.rates) {
-            (None, []) => Ok(0.0),
-            (Some(_), []) => Err(KvError::Spec { spec: text.to_owned(), reason: format!("expected {}", self.name) }),
-            (rate, rates) => {
-                let found = rate.and_then(|rate| rate.parse().ok()).filter(|rate| rates.contains(rate));
-                found.ok_or_else(|| {
-                    let rates = rates.iter().map(f64::to_string).collect::<Vec<_>>().join(", ");
-                    let reason = format!("expected {}@b with b one of {rates}", self.name);
-                    KvError::Spec { spec: text.to_owned(), reason }
-                })
-            }
+    /// Rates of keys and of values in a text, each one of those that there are; 0 where there are none.
+    fn pair(&self, text: &str, rate: Option<&str>) -> Result<[f64; 2], KvError> {
+        let wrong = |reason| KvError::Spec { spec: text.to_owned(), reason };
+        if self.rates.is_empty() {
+            return if rate.is_none() { Ok([0.0; 2]) } else { Err(wrong(format!("expected {}", self.name))) };
         }
+        let split = rate.and_then(|rate| rate.split_once('/')).filter(|_| self.kind != Kind::Qjl);
+        let texts = split.map(|(key, value)| [key, value]).or(rate.map(|both| [both; 2]));
+        let one = |text: &str| text.parse().ok().filter(|rate| self.rates.contains(rate));
+        texts.and_then(|[key, value]| Some([one(key)?, one(value)?])).ok_or_else(|| {
+            let rates = self.rates.iter().map(f64::to_string).collect::<Vec<_>>().join(", ");
+            wrong(format!("expected {}@b with b one of {rates}", self.name))
+        })
     }
 
     fn codec(&self, role: Role, rate: f64, d: usize, seed: u64) -> Arc<dyn KvCodec> {

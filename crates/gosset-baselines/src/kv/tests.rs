@@ -393,11 +393,34 @@ fn names_come_back_and_wrong_ones_say_what_is_right() {
     for unknown in ["", "@2", "e8@2.25", "turbo@2", "turboquant-prod-x@2", " q8_0"] {
         assert!(kv_baseline(unknown, shape(64), 0).is_none(), "{unknown}");
     }
-    for wrong in
-        ["turboquant", "turboquant@", "turboquant@9", "turboquant@2.5", "octopus@8", "kivi@NaN", "q8_0@8", "qjl@0"]
-    {
+    for wrong in [
+        "turboquant",
+        "turboquant@",
+        "turboquant@9",
+        "turboquant@2.5",
+        "octopus@8",
+        "kivi@NaN",
+        "q8_0@8",
+        "kivi@2/",
+        "kivi@2/3",
+        "qjl@2/2",
+        "octopus@2/3/4",
+        "qjl@0",
+    ] {
         let error = kv_baseline(wrong, shape(64), 0).unwrap().unwrap_err();
         assert!(matches!(&error, KvError::Spec { spec, .. } if spec == wrong), "{error}");
+    }
+}
+
+#[test]
+fn keys_and_values_may_have_rates_of_their_own() {
+    for (text, key, value) in [
+        ("octopus@2/3", "octopus@2", "octopus@3"),
+        ("kivi@4/2", "kivi@4", "kivi@2"),
+        ("turboquant-prod@3/2", "turboquant-prod@3", "turboquant@2"),
+    ] {
+        let (keys, values) = codecs(text, 64, 0);
+        assert_eq!((keys.name().as_str(), values.name().as_str()), (key, value));
     }
 }
 
