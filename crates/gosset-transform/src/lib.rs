@@ -11,6 +11,7 @@
 //! | [`fwht`] | the unnormalised Walsh-Hadamard transform, in place |
 //! | [`TilePlan`] | how a row of any width is cut into power-of-two tiles, without padding |
 //! | [`Rht`] | the orthonormal transform of rows, tile by tile, and its inverse |
+//! | [`Backend`], [`Kernel`] | loops of other crates as vector code |
 //! | [`Hadamard`] | the orthonormal transform across a whole row, for widths that are products of known orders |
 //!
 //! Results are bit-identical on every machine, whatever instruction set is used and however rows are grouped: every
@@ -52,7 +53,7 @@ mod plan;
 mod rht;
 mod signs;
 
-pub use arch::Backend;
+pub use arch::{Backend, Kernel};
 pub use error::TransformError;
 pub use fwht::{butterflies, fwht, fwht_scalar};
 pub use hadamard::Hadamard;

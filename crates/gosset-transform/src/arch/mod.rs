@@ -15,6 +15,15 @@ mod x86;
 
 use crate::plan::TileRun;
 
+/// A computation that [`Backend::vectorize`] compiles for the instructions of a backend.
+pub trait Kernel {
+    /// What it gives.
+    type Output;
+
+    /// Computes. To be marked `#[inline(always)]`, and so is what it calls: code that is not inlined is compiled for the build's target.
+    fn run(self) -> Self::Output;
+}
+
 /// Which instructions a transform uses. All backends give the same bits.
 ///
 /// A value is a proof that this machine has the instructions: only [`detect`](Self::detect) hands out vector backends.
@@ -69,6 +78,19 @@ impl Backend {
             Level::Avx2(_) => "avx2",
             #[cfg(target_arch = "aarch64")]
             Level::Neon(_) => "neon",
+        }
+    }
+}
+
+impl Backend {
+    /// Runs plain loops as code for the instructions of this backend: for crates that have loops the compiler can turn into vector code, and
+    /// no unsafe code. Multiplications and additions are not contracted, so the bits are those of the same loops without vectors.
+    pub fn vectorize<K: Kernel>(self, kernel: K) -> K::Output {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2(avx2) => avx2.vectorize(kernel),
+            // NEON is part of what the build targets.
+            _ => kernel.run(),
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use core::arch::x86_64::*;
 
+use super::Kernel;
 use super::tile::{self, LANES, Simd};
 use crate::plan::TileRun;
 
@@ -16,6 +17,15 @@ impl Avx2 {
         #[cfg(not(feature = "std"))]
         let found = cfg!(target_feature = "avx2");
         found.then_some(Self(()))
+    }
+
+    pub(super) fn vectorize<K: Kernel>(self, kernel: K) -> K::Output {
+        #[target_feature(enable = "avx2")]
+        fn entry<K: Kernel>(kernel: K) -> K::Output {
+            kernel.run()
+        }
+        // SAFETY: `self` proves that this machine has AVX2.
+        unsafe { entry(kernel) }
     }
 
     pub(super) fn fwht(self, x: &mut [f32]) {
