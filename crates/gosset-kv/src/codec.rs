@@ -134,6 +134,26 @@ pub trait KvCodec: Debug + Send + Sync {
     /// Brings a query, `head_dim` elements, into the stored frame of keys; does nothing by default.
     fn query_to_frame(&self, _place: Place, _query: &mut [f32]) {}
 
+    /// Brings keys, `[n, head_dim]`, out of the stored frame: needed where keys are stored before their rotation and rotated on reading.
+    ///
+    /// By default by what [`query_to_frame`](KvCodec::query_to_frame) makes of unit vectors, at the cost of one product by a matrix of
+    /// `head_dim` rows per call. A frame with a fast inverse does better, and one that is no frame at all does nothing.
+    fn keys_from_frame(&self, place: Place, keys: &mut [f32]) {
+        let d = self.head_dim();
+        let mut frame = vec![0f32; d * d];
+        for (i, unit) in frame.chunks_exact_mut(d).enumerate() {
+            unit[i] = 1.0;
+            self.query_to_frame(place, unit);
+        }
+        let mut stored = vec![0f32; d];
+        for key in keys.chunks_exact_mut(d) {
+            stored.copy_from_slice(key);
+            for (out, unit) in key.iter_mut().zip(frame.chunks_exact(d)) {
+                *out = unit.iter().zip(&stored).map(|(u, z)| u * z).sum();
+            }
+        }
+    }
+
     /// Brings a weighted sum of values out of the stored frame; does nothing by default.
     fn value_from_frame(&self, _place: Place, _sum: &mut [f32]) {}
 

@@ -44,6 +44,34 @@ pub enum KvError {
         /// The position.
         position: u64,
     },
+    /// An element that the type of exact vectors cannot hold.
+    #[error(
+        "{role} of layer {layer}, head {head}, position {position} has an element of {value:e}, beyond exact={exact}"
+    )]
+    Range {
+        /// `key` or `value`.
+        role: &'static str,
+        /// The layer.
+        layer: u32,
+        /// The KV head.
+        head: u32,
+        /// The position.
+        position: u64,
+        /// The element.
+        value: f32,
+        /// `bf16` or `f16`.
+        exact: &'static str,
+    },
+    /// A layer or head that the model does not have.
+    #[error("{what} {found} asked for, there are {held}")]
+    Index {
+        /// `layer` or `kv head`.
+        what: &'static str,
+        /// What was asked for.
+        found: usize,
+        /// How many there are.
+        held: usize,
+    },
     /// A page whose bytes are not those of its codec.
     #[error("page of {n} vectors is damaged: {reason}")]
     Page {

@@ -64,13 +64,10 @@ impl FromStr for ExactType {
     type Err = KvError;
 
     fn from_str(text: &str) -> Result<Self, KvError> {
-        [Self::F32, Self::Bf16, Self::F16]
-            .into_iter()
-            .find(|ty| ty.name() == text)
-            .ok_or_else(|| KvError::Spec {
-                spec: format!("exact={text}"),
-                reason: "expected f32, bf16 or f16".to_owned(),
-            })
+        [Self::F32, Self::Bf16, Self::F16].into_iter().find(|ty| ty.name() == text).ok_or_else(|| KvError::Spec {
+            spec: format!("exact={text}"),
+            reason: "expected f32, bf16 or f16".to_owned(),
+        })
     }
 }
 
@@ -104,13 +101,10 @@ impl FromStr for Budget {
     type Err = KvError;
 
     fn from_str(text: &str) -> Result<Self, KvError> {
-        [Self::Variable, Self::Fixed]
-            .into_iter()
-            .find(|budget| budget.name() == text)
-            .ok_or_else(|| KvError::Spec {
-                spec: format!("budget={text}"),
-                reason: "expected variable or fixed".to_owned(),
-            })
+        [Self::Variable, Self::Fixed].into_iter().find(|budget| budget.name() == text).ok_or_else(|| KvError::Spec {
+            spec: format!("budget={text}"),
+            reason: "expected variable or fixed".to_owned(),
+        })
     }
 }
 
