@@ -12,11 +12,11 @@
 mod attend;
 mod codec;
 mod error;
-mod exact;
 mod memory;
 mod pages;
 mod policy;
 mod products;
+mod ring;
 mod store;
 mod views;
 

@@ -3,9 +3,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::exact::{self, ExactRows};
 use crate::memory::KvMemory;
 use crate::pages::{Coded, Coding};
+use crate::ring::{self, ExactRows};
 use crate::{ExactType, KvCodec, KvError, KvShape, Policy, Protected, Role};
 
 /// Keys and values of a context, exact where the policy wants them so, coded elsewhere.
@@ -416,7 +416,7 @@ impl KvStore {
                 out.copy_from_slice(&x[(position - first) * width + head * d..][..d]);
                 // As if it had been among the exact rows, which it is if it comes in smaller chunks.
                 if self.held_exact() > 0 {
-                    exact::round(self.policy.exact, out);
+                    ring::round(self.policy.exact, out);
                 }
             }
         }

@@ -62,7 +62,7 @@ impl KvStore {
     pub fn exact_vectors(&self, layer: usize, role: Role, position: usize) -> Result<Option<Vec<f32>>, KvError> {
         self.check_layer(layer)?;
         let rows = self.layers[layer].rows(role);
-        let holds = |ring: &&crate::exact::ExactRows| (ring.start()..ring.end()).contains(&position);
+        let holds = |ring: &&crate::ring::ExactRows| (ring.start()..ring.end()).contains(&position);
         Ok([&rows.kept, &rows.recent].into_iter().find(holds).map(|ring| {
             let mut out = vec![0.0; self.shape.width()];
             ring.read(position, 0, &mut out);
