@@ -167,7 +167,7 @@ impl KvStore {
         self.layers.iter().all(|layer| {
             let seen_exact = self.exact_boundary(layer, len).max(self.policy.sinks);
             let all_protected = layer.roles.iter().all(|role| role.protected);
-            let exact = all_protected || layer.exact_from() <= seen_exact || len <= self.policy.sinks;
+            let exact = all_protected || layer.exact_from().min(len) <= seen_exact || len <= self.policy.sinks;
             exact && self.band_start(layer, len) >= layer.kept_from
         })
     }
