@@ -63,6 +63,7 @@ mod header;
 mod matrix;
 mod parallel;
 mod plane;
+pub mod points;
 mod scale;
 mod scheme;
 mod spec;

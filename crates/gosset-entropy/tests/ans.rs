@@ -17,7 +17,7 @@ fn encode(items: &[Item], tables: &[FreqTable<'_>]) -> Vec<u32> {
     let mut encoder = StreamEncoder::new();
     for item in items {
         match *item {
-            Item::Symbol { lane, table, value } => encoder.symbol(lane, table, value),
+            Item::Symbol { lane, table, value } => encoder.symbol(lane, table.into(), value),
             Item::Raw { value, n_bits } => encoder.raw(value, n_bits),
         }
     }

@@ -2,6 +2,9 @@
 //!
 //! | item | gives |
 //! |---|---|
+//! | [`KvSpec`] | what a text such as `e8@2.25,window=256` asks for: codecs, policy, protected layers |
+//! | [`Probe`], [`ProbeBuilder`] | statistics of keys and queries that frames of keys are made from |
+//! | [`LatticeKv`], [`FloatKv`] | the codecs of this crate |
 //! | [`KvCodec`] | vectors of one head to rows of codes, rows to sealed pages, and back; open for other codecs |
 //! | [`Policy`] | which positions are exact (sinks, window), how long pages are |
 //! | [`KvStore`] | positions in, attention out; rewinds, clones |
@@ -11,19 +14,38 @@
 
 mod attend;
 mod codec;
+mod coder;
+mod curve;
+mod curve_table;
+mod dither;
+mod eigen;
 mod error;
+mod float_kv;
+mod frame;
+mod lattice_kv;
 mod memory;
+mod norm;
 mod pages;
 mod policy;
+mod probe;
 mod products;
 mod ring;
+mod rotation;
+mod rows;
+mod spec;
 mod store;
 mod views;
 
 pub use attend::{AttendScratch, KeyRotation};
 pub use codec::{KvCodec, PageBits, Place, Role};
 pub use error::KvError;
+pub use float_kv::FloatKv;
+pub use lattice_kv::LatticeKv;
 pub use memory::{KvMemory, KvNote};
 pub use policy::{Budget, ExactType, KvShape, Policy, Protected};
+pub use probe::{HeadProbe, Probe, ProbeBuilder, RopePairs};
+pub use spec::{
+    Code, Coder, DEFAULT_PAGE, Frame, GRAMMAR, KvSpec, MAX_RATE, MIN_RATE, NormKind, RoleSpec, Rotation, parse_policy,
+};
 pub use store::KvStore;
 pub use views::{Held, PageView};

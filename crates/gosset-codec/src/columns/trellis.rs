@@ -113,7 +113,7 @@ impl TrellisColumns {
             for (i, &y) in points.iter().enumerate() {
                 let state = &mut self.paths[i % LANES];
                 let (value, raw) = class.table.split(y);
-                let table = class.first_table + self.code.union(*state) as u8;
+                let table = u16::from(class.first_table) + self.code.union(*state) as u16;
                 self.encoder.symbol(i % ans::LANES, table, value);
                 if class.table.raw_bits() > 0 {
                     self.encoder.raw(raw, class.table.raw_bits());

@@ -21,7 +21,7 @@ pub struct StreamEncoder {
 
 #[derive(Debug, Clone, Copy)]
 enum Op {
-    Symbol { lane: u8, table: u8, value: i32 },
+    Symbol { lane: u8, table: u16, value: i32 },
     Raw { value: u32, n_bits: u8 },
 }
 
@@ -36,7 +36,7 @@ impl StreamEncoder {
     /// # Panics
     /// If `lane` is not below [`LANES`].
     #[inline]
-    pub fn symbol(&mut self, lane: usize, table: u8, value: i32) {
+    pub fn symbol(&mut self, lane: usize, table: u16, value: i32) {
         assert!(lane < LANES, "lane {lane} of {LANES}");
         self.ops.push(Op::Symbol { lane: lane as u8, table, value });
     }
@@ -60,13 +60,26 @@ impl StreamEncoder {
     /// If a symbol names a table that is not in `tables`, or a value that is no whole number of steps away from those of its
     /// table.
     pub fn finish(&mut self, tables: &[EncodeTable], words: &mut Vec<u32>) -> Result<u16, EntropyError> {
+        let start = words.len();
+        let n_words = self.finish_by(|table| &tables[usize::from(table)], words);
+        u16::try_from(n_words).map_err(|_| {
+            words.truncate(start);
+            EntropyError::StreamWords { n_words: n_words as u64, max: MAX_WORDS }
+        })
+    }
+
+    /// As [`finish`](Self::finish), with the tables given one by one and no limit on the number of words.
+    ///
+    /// # Panics
+    /// If a value is no whole number of steps away from those of its table.
+    pub fn finish_by<'t>(&mut self, table_of: impl Fn(u16) -> &'t EncodeTable, words: &mut Vec<u32>) -> usize {
         self.chunks.clear();
         let mut states = [0; LANES];
         for op in self.ops.drain(..).rev() {
             match op {
                 Op::Raw { value, n_bits } => push(&mut self.chunks, value, u32::from(n_bits)),
                 Op::Symbol { lane, table, value } => {
-                    let table = &tables[usize::from(table)];
+                    let table = table_of(table);
                     let symbol = match table.freqs().place(value) {
                         Place::Direct(symbol) => symbol,
                         Place::Escape { below, excess } => {
@@ -83,14 +96,11 @@ impl StreamEncoder {
         }
         states.iter().rev().for_each(|&state| push(&mut self.chunks, state, TABLE_LOG));
         let len_bits: u64 = self.chunks.iter().map(|chunk| chunk >> 32).sum();
-        let n_words = len_bits.div_ceil(32);
-        let Ok(found) = u16::try_from(n_words) else {
-            return Err(EntropyError::StreamWords { n_words, max: MAX_WORDS });
-        };
         let mut writer = BitWriter::with_capacity_bits(len_bits);
         self.chunks.iter().rev().for_each(|&chunk| writer.write(chunk as u32, (chunk >> 32) as u32));
-        words.extend(writer.into_words());
-        Ok(found)
+        let stream = writer.into_words();
+        words.extend_from_slice(&stream);
+        stream.len()
     }
 }
 

@@ -273,7 +273,7 @@ pub(super) fn code_points(
     for (i, &y) in points.iter().enumerate() {
         let state = &mut states[i % LANES];
         let (value, raw) = table.split(y);
-        encoder.symbol(i % gosset_entropy::ans::LANES, code.union(*state) as u8, value);
+        encoder.symbol(i % gosset_entropy::ans::LANES, code.union(*state) as u16, value);
         if table.raw_bits() > 0 {
             encoder.raw(raw, table.raw_bits());
         }

@@ -153,9 +153,9 @@ fn coordinate_of<const N: usize>(
 ) {
     let value = y[coordinate::<N>(i)];
     if raw_bits == 0 {
-        encoder.symbol(lane, (first_table + context::<N>(i, residue::<N>(i, y))) as u8, value);
+        encoder.symbol(lane, (first_table + context::<N>(i, residue::<N>(i, y))) as u16, value);
     } else {
-        encoder.symbol(lane, (first_table + wide_context::<N>(i)) as u8, value >> raw_bits);
+        encoder.symbol(lane, (first_table + wide_context::<N>(i)) as u16, value >> raw_bits);
         let known = known_bits::<N>(i);
         let low = value & ((1 << raw_bits) - 1);
         encoder.raw((low >> known) as u32, raw_bits - known);

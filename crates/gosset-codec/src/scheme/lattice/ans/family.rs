@@ -29,7 +29,7 @@
 
 use std::sync::OnceLock;
 
-use gosset_entropy::ans::{DecodeTable, FreqTable};
+use gosset_entropy::ans::{DecodeTable, EncodeTable, FreqTable};
 use gosset_lattice::LatticeKind;
 
 use super::coding::MAX_CONTEXTS;
@@ -217,6 +217,20 @@ pub(crate) fn decode_tables(lattice: LatticeKind, raw_bits: u32, index: usize) -
     let tables = member(lattice, raw_bits, index)?;
     let table = |context: usize| DecodeTable::new(tables[context.min(tables.len() - 1)]);
     Some(kept.get_or_init(|| Box::new(std::array::from_fn(table))))
+}
+
+/// The encoder's tables of a member by context; `None` if there is no such member. Made and kept as [`decode_tables`] are.
+pub(crate) fn encode_tables(lattice: LatticeKind, raw_bits: u32, index: usize) -> Option<&'static [EncodeTable]> {
+    type Kept = OnceLock<Vec<EncodeTable>>;
+    static NARROW: [[Kept; N_NARROW]; 4] = [const { [const { OnceLock::new() }; N_NARROW] }; 4];
+    static WIDE: [[Kept; N_WIDE]; 2] = [const { [const { OnceLock::new() }; N_WIDE] }; 2];
+    let kept = if raw_bits == 0 {
+        NARROW[LatticeKind::ALL.iter().position(|&kind| kind == lattice)?].get(index)?
+    } else {
+        WIDE[usize::from(lattice == LatticeKind::A2)].get(index)?
+    };
+    let tables = member(lattice, raw_bits, index)?;
+    Some(kept.get_or_init(|| tables.into_iter().map(EncodeTable::new).collect()))
 }
 
 /// The member made for the alpha nearest to `alpha`, or for the smallest above it.

@@ -1,0 +1,214 @@
+//! Pages under ANS.
+
+use gosset_codec::points::PointCode;
+use gosset_entropy::ans::{COST_BITS, EncodeTable, LANES, StreamDecoder, StreamEncoder, TABLE_LOG};
+use gosset_lattice::LatticeKind;
+
+use super::{PageFormat, RUN, Reader, middle, write_words};
+use crate::spec::NormKind;
+use crate::{KvError, PageBits};
+
+/// Tables of norms: spreads of 2^(t/4 − 2).
+const NORM_TABLES: i32 = 27;
+/// Members of the family between two of them.
+const MEMBERS_PER_NORM_TABLE: i32 = 4;
+/// Largest magnitude of the centre of norms.
+const MAX_CENTRE: i32 = 1023;
+
+/// Tables of norms with this number.
+fn norm_code(table: i32) -> PointCode {
+    PointCode::for_alpha(LatticeKind::Z, 0.25).shifted(MEMBERS_PER_NORM_TABLE * table)
+}
+
+/// Shifts of tables that a head can tell: those of `format`.
+fn shifts(norms: bool) -> (i32, i32) {
+    if norms { (-16, 15) } else { (-32, 31) }
+}
+
+/// Makes the tables that coding pages will ask for, so that no memory is taken later.
+pub(crate) fn prepare(codes: &[PointCode], norms: bool) {
+    let (least, most) = shifts(norms);
+    for code in codes {
+        (least..=most).for_each(|shift| _ = code.shifted(shift));
+    }
+    if norms {
+        (0..NORM_TABLES).for_each(|table| _ = norm_code(table));
+    }
+}
+
+/// From 0 upwards and downwards, for as long as the cost falls.
+fn best_shift((least, most): (i32, i32), start: i32, cost: impl Fn(i32) -> u64) -> (i32, u64) {
+    let mut best = (start, cost(start));
+    for step in [2, -2, 1, -1] {
+        while (least..=most).contains(&(best.0 + step)) {
+            let found = cost(best.0 + step);
+            if found >= best.1 {
+                break;
+            }
+            best = (best.0 + step, found);
+        }
+    }
+    best
+}
+
+impl PageFormat<'_> {
+    pub(super) fn pack_ans<const N: usize>(&self, fields: &[u16], points: &[[i32; N]], page: &mut Vec<u8>) -> PageBits {
+        let start = page.len();
+        let mut encoder = StreamEncoder::new();
+        let mut tables = Tables::default();
+        let mut norm_bits = 0;
+        let mut fields_bits = 0;
+        if let Some(norm) = self.norm {
+            let code = self.codes[0];
+            let (shift, _) = best_shift(shifts(true), 0, |shift| code.shifted(shift).cost(points));
+            let mut head = (shift + 16) as u32;
+            if norm == NormKind::Coded {
+                let centre = middle(fields).clamp(-MAX_CENTRE, MAX_CENTRE);
+                let differences: Vec<[i32; 1]> = fields.iter().map(|&f| [i32::from(f as i16) - centre]).collect();
+                let cost = |table: i32| norm_code(table).cost(&differences);
+                let (table, cost) = best_shift((0, NORM_TABLES - 1), 4, cost);
+                norm_bits = cost >> COST_BITS;
+                head |= (table as u32) << 5 | ((centre + 1024) as u32) << 10;
+                let code = norm_code(table);
+                code.encode(&mut encoder, tables.add(code), &differences);
+            }
+            page.extend_from_slice(&head.to_le_bytes()[..3]);
+            self.write_fields(fields, page);
+            fields_bits = 8 * (page.len() - start - 3) as u64;
+            let code = code.shifted(shift);
+            code.encode(&mut encoder, tables.add(code), points);
+        } else {
+            let strips = self.strips(points);
+            let cost = |shift: i32| -> u64 {
+                let of = |(code, strip): (&PointCode, &Vec<[i32; N]>)| {
+                    if strip.is_empty() { 0 } else { code.shifted(shift).cost(strip) }
+                };
+                self.codes.iter().zip(&strips).map(of).sum()
+            };
+            let (shift, _) = best_shift(shifts(false), 0, cost);
+            let shifted = fields.iter().any(|&field| field != 0);
+            page.push((shift + 32) as u8 | if shifted { 0x80 } else { 0 });
+            let mask = page.len();
+            page.resize(mask + self.blocks.div_ceil(8), 0);
+            for (b, _) in strips.iter().enumerate().filter(|(_, strip)| strip.is_empty()) {
+                page[mask + b / 8] |= 1 << (b % 8);
+            }
+            if shifted {
+                self.write_fields(fields, page);
+                fields_bits = 8 * fields.len() as u64;
+            }
+            for (code, strip) in self.codes.iter().zip(&strips).filter(|(_, strip)| !strip.is_empty()) {
+                let code = code.shifted(shift);
+                code.encode(&mut encoder, tables.add(code), strip);
+            }
+        }
+        let head_bits = 8 * (page.len() - start) as u64 - fields_bits;
+        let mut words = Vec::new();
+        encoder.finish_by(|table| tables.get(table), &mut words);
+        let stream_bits = 8 * write_words(&words, page) as u64;
+        let scales = (norm_bits + fields_bits).min(stream_bits + fields_bits);
+        let states = u64::from(TABLE_LOG) * LANES as u64;
+        let overhead = head_bits + states.min(stream_bits - (scales - fields_bits));
+        PageBits { codes: head_bits + fields_bits + stream_bits - scales - overhead, scales, overhead }
+    }
+
+    /// The points of each block of coordinates, one vector after the other; empty where all are zero.
+    fn strips<const N: usize>(&self, points: &[[i32; N]]) -> Vec<Vec<[i32; N]>> {
+        let strip = |b: usize| -> Vec<[i32; N]> {
+            let strip: Vec<_> = points.iter().skip(b).step_by(self.blocks).copied().collect();
+            if strip.as_flattened().iter().all(|&v| v == 0) { Vec::new() } else { strip }
+        };
+        (0..self.blocks).map(strip).collect()
+    }
+
+    pub(super) fn unpack_ans<const N: usize>(
+        &self,
+        mut reader: Reader<'_>,
+        fields: &mut [u16],
+        mut sink: impl FnMut(usize, usize, &[[i32; N]]),
+    ) -> Result<(), KvError> {
+        let n = fields.len();
+        let page = reader;
+        let bad = |e: gosset_entropy::EntropyError| page.damaged(e.to_string());
+        let mut points = [[0; N]; RUN];
+        if let Some(norm) = self.norm {
+            let head = reader.take(3, "the head")?;
+            let head = u32::from_le_bytes([head[0], head[1], head[2], 0]);
+            self.read_fields(&mut reader, fields)?;
+            let words = reader.words();
+            let mut decoder = StreamDecoder::new(&words).map_err(bad)?;
+            if norm == NormKind::Coded {
+                let (table, centre) = ((head >> 5 & 31) as i32, (head >> 10 & 2047) as i32 - 1024);
+                if table >= NORM_TABLES || head >> 21 != 0 {
+                    return Err(reader.damaged(format!("head {head:#x}: no such table of norms")));
+                }
+                let code = norm_code(table);
+                let mut differences = [[0; 1]; RUN];
+                for fields in fields.chunks_mut(RUN) {
+                    let differences = &mut differences[..fields.len()];
+                    code.decode(&mut decoder, differences);
+                    for (field, [difference]) in fields.iter_mut().zip(differences) {
+                        *field = difference.wrapping_add(centre) as i16 as u16;
+                    }
+                }
+            } else if head >> 5 != 0 {
+                return Err(reader.damaged(format!("head {head:#x}: unused bits are set")));
+            }
+            let code = self.codes[0].shifted((head & 31) as i32 - 16);
+            let total = n * self.blocks;
+            for at in (0..total).step_by(RUN) {
+                let points = &mut points[..RUN.min(total - at)];
+                code.decode(&mut decoder, points);
+                sink(at, 1, points);
+            }
+            return decoder.finish().map_err(bad);
+        }
+        let head = reader.take(1, "the head")?[0];
+        if head & 0x40 != 0 {
+            return Err(reader.damaged(format!("head {head:#x}: an unused bit is set")));
+        }
+        let mask = reader.take(self.blocks.div_ceil(8), "zero strips")?;
+        fields.fill(0);
+        if head & 0x80 != 0 {
+            self.read_fields(&mut reader, fields)?;
+        }
+        let words = reader.words();
+        let mut decoder = StreamDecoder::new(&words).map_err(bad)?;
+        for (b, code) in self.codes.iter().enumerate() {
+            let is_zero = mask[b / 8] >> (b % 8) & 1 == 1;
+            let code = code.shifted(i32::from(head & 63) - 32);
+            for at in (0..n).step_by(RUN) {
+                let points = &mut points[..RUN.min(n - at)];
+                if is_zero {
+                    points.fill([0; N]);
+                } else {
+                    code.decode(&mut decoder, points);
+                }
+                sink(at * self.blocks + b, self.blocks, points);
+            }
+        }
+        decoder.finish().map_err(bad)
+    }
+}
+
+/// The tables of a page, numbered as the encoder is told.
+#[derive(Debug, Default)]
+struct Tables {
+    codes: Vec<PointCode>,
+}
+
+impl Tables {
+    /// Number of the first table of `code`; neighbouring strips often share one.
+    fn add(&mut self, code: PointCode) -> u16 {
+        let same = |last: &PointCode| std::ptr::eq(last.encode_tables(), code.encode_tables());
+        if !self.codes.last().is_some_and(same) {
+            self.codes.push(code);
+        }
+        ((self.codes.len() - 1) * PointCode::MAX_TABLES) as u16
+    }
+
+    fn get(&self, table: u16) -> &'static EncodeTable {
+        let table = usize::from(table);
+        &self.codes[table / PointCode::MAX_TABLES].encode_tables()[table % PointCode::MAX_TABLES]
+    }
+}

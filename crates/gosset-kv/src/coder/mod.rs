@@ -1,0 +1,168 @@
+//! Pages: the quantized vectors of one head under an entropy code.
+//!
+//! All numbers are little-endian; bit strings fill 32-bit words from the most significant bit and words are written with their most
+//! significant byte first. Zero bytes at the end of the last word are left out. How many vectors a page holds and where it ends is known
+//! to whoever keeps it; a page of no vectors has no bytes. The parts come in this order:
+//!
+//! | part | ANS, with norms | ANS, frame `probe` | Rice |
+//! |---|---|---|---|
+//! | head | 3 bytes: table shift + 16 in bits 0–4, norm table in bits 5–9, norm centre + 1024 in bits 10–20 | 1 byte: table shift + 32 in bits 0–5, bit 7: vectors have shifts | 4 bytes: parameters of both classes in bits 0–3 and 4–7, unused last bits of the string in bits 8–12, width of norms in bits 13–16, least norm + 1024 in bits 17–27 |
+//! | zero strips | | one bit per block of coordinates, from bit 0 of the first byte on: set where it is zero in all vectors | |
+//! | fields | norms in one byte (`log8`) or two (`f16`) for each vector | shifts, one byte for each vector, if there are any | as with ANS |
+//! | bit string | norms (`coded`), then points | points of the strips that are not zero, strip after strip | norms (`coded`) in fixed width, then symbols of points |
+//!
+//! With norms the points of all vectors, one vector after the other, are one sequence under one set of tables: the member of the
+//! family of [`gosset_codec::points`] made for the spread of Gaussian coordinates at the codec's scale, shifted by the head's number of
+//! sixteenths of an octave. In the frame `probe` each block of coordinates has a spread of its own; a strip is that block of all vectors,
+//! under tables for its spread, all of them shifted by the same number. Norms are the differences from the centre, coded as points of Z with
+//! tables for a spread of 2^(t/4 − 2). Lanes of the code take turns: norm i and point i of a sequence are in lane i mod 4.
+
+mod ans;
+mod rice;
+
+pub(crate) use ans::prepare;
+
+use gosset_codec::points::PointCode;
+use gosset_lattice::BitStrip;
+
+use crate::KvError;
+use crate::PageBits;
+use crate::spec::{Coder, NormKind};
+
+/// What the pages of one head look like.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PageFormat<'a> {
+    pub(crate) coder: Coder,
+    /// How norms are stored; `None` in the frame `probe`, whose vectors have shifts.
+    pub(crate) norm: Option<NormKind>,
+    /// Tables of all points, or of each strip.
+    pub(crate) codes: &'a [PointCode],
+    /// Blocks of a vector.
+    pub(crate) blocks: usize,
+}
+
+/// Points that are decoded at a time: whole rounds of the lanes.
+const RUN: usize = 64;
+
+/// Most bits that one coordinate takes under any code, with room for heads.
+const MAX_BITS: usize = 64;
+
+impl PageFormat<'_> {
+    /// Appends the page of vectors with these fields and points, `[n, blocks]`, to `page`.
+    pub(crate) fn pack<const N: usize, L: BitStrip<N>>(
+        &self,
+        fields: &[u16],
+        points: &[[i32; N]],
+        page: &mut Vec<u8>,
+    ) -> PageBits {
+        if fields.is_empty() {
+            return PageBits::default();
+        }
+        match self.coder {
+            Coder::Ans => self.pack_ans::<N>(fields, points, page),
+            Coder::Rice => self.pack_rice::<N, L>(fields, points, page),
+        }
+    }
+
+    /// Reads a page of `fields.len()` vectors and hands runs of points to `sink`: the place of the first of them among `[n, blocks]`, how far
+    /// apart their places are, and the points.
+    ///
+    /// With an error, what was handed out means nothing.
+    pub(crate) fn unpack<const N: usize, L: BitStrip<N>>(
+        &self,
+        page: &[u8],
+        fields: &mut [u16],
+        sink: impl FnMut(usize, usize, &[[i32; N]]),
+    ) -> Result<(), KvError> {
+        let n = fields.len();
+        let damaged = |reason: String| KvError::Page { n, reason };
+        if n == 0 {
+            return if page.is_empty() { Ok(()) } else { Err(damaged(format!("{} bytes, expected none", page.len()))) };
+        }
+        let most = (n * (self.blocks * N + 1)).saturating_mul(MAX_BITS / 8) + 64;
+        if page.len() > most {
+            return Err(damaged(format!("{} bytes, expected {most} at most", page.len())));
+        }
+        let reader = Reader { page, n };
+        match self.coder {
+            Coder::Ans => self.unpack_ans::<N>(reader, fields, sink),
+            Coder::Rice => self.unpack_rice::<N, L>(reader, fields, sink),
+        }
+    }
+
+    /// Appends fields that are stored as they are.
+    fn write_fields(&self, fields: &[u16], page: &mut Vec<u8>) {
+        match self.norm {
+            Some(NormKind::Coded) => {}
+            Some(NormKind::Log8) | None => page.extend(fields.iter().map(|&field| field as u8)),
+            Some(NormKind::F16) => page.extend(fields.iter().flat_map(|field| field.to_le_bytes())),
+        }
+    }
+
+    fn read_fields(&self, reader: &mut Reader<'_>, fields: &mut [u16]) -> Result<(), KvError> {
+        match self.norm {
+            Some(NormKind::Coded) => {}
+            Some(NormKind::Log8) | None => {
+                let bytes = reader.take(fields.len(), "fields")?;
+                fields.iter_mut().zip(bytes).for_each(|(field, &byte)| *field = u16::from(byte));
+            }
+            Some(NormKind::F16) => {
+                let (bytes, _) = reader.take(2 * fields.len(), "fields")?.as_chunks();
+                fields.iter_mut().zip(bytes).for_each(|(field, bytes)| *field = u16::from_le_bytes(*bytes));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The rest of a page.
+#[derive(Debug, Clone, Copy)]
+struct Reader<'a> {
+    page: &'a [u8],
+    /// Vectors of the page, for errors.
+    n: usize,
+}
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, n_bytes: usize, what: &str) -> Result<&'a [u8], KvError> {
+        let Some((taken, rest)) = self.page.split_at_checked(n_bytes) else {
+            return Err(self.damaged(format!("{} bytes left for {what}, expected {n_bytes}", self.page.len())));
+        };
+        self.page = rest;
+        Ok(taken)
+    }
+
+    fn damaged(&self, reason: impl Into<String>) -> KvError {
+        KvError::Page { n: self.n, reason: reason.into() }
+    }
+
+    /// All bytes that are left, as words.
+    fn words(self) -> Vec<u32> {
+        let (whole, rest) = self.page.as_chunks::<4>();
+        let mut words = Vec::with_capacity(whole.len() + 1);
+        words.extend(whole.iter().map(|bytes| u32::from_be_bytes(*bytes)));
+        if !rest.is_empty() {
+            let mut last = [0; 4];
+            last[..rest.len()].copy_from_slice(rest);
+            words.push(u32::from_be_bytes(last));
+        }
+        words
+    }
+}
+
+/// Appends words without the zero bytes at the end of the last one; returns the bytes.
+fn write_words(words: &[u32], page: &mut Vec<u8>) -> usize {
+    let start = page.len();
+    page.extend(words.iter().flat_map(|word| word.to_be_bytes()));
+    if let Some(last) = words.last() {
+        page.truncate(page.len() - (last.trailing_zeros() / 8).min(3) as usize);
+    }
+    page.len() - start
+}
+
+/// The value in the middle of the norms of a page.
+fn middle(fields: &[u16]) -> i32 {
+    let mut sorted: Vec<i32> = fields.iter().map(|&field| i32::from(field as i16)).collect();
+    let at = sorted.len() / 2;
+    *sorted.select_nth_unstable(at).1
+}

@@ -1,0 +1,141 @@
+//! The frame `probe`: axes in which keys of one head are independent and errors count alike.
+//!
+//! An error e of a key changes a score by ⟨q, e⟩, where q is the query turned back by the rotary embedding. Over positions, the square of
+//! that is eᵀ A² e on average, A being diagonal with the root mean square of the query in each pair that rotates together. With C the
+//! covariance of keys before the rotary embedding, the axes are the eigenvectors of A·C·A: in the frame z = Eᵀ·A·(k − m) coordinates
+//! are uncorrelated and a squared error costs the same in each. One step then serves all coordinates of the heads of a layer: those with
+//! much variance get more bits, those below the step none. The step is the one at which Gaussian keys of these variances take the asked
+//! bits.
+
+use gosset_codec::points::PointCode;
+use gosset_lattice::LatticeKind;
+
+use crate::curve::Curve;
+use crate::eigen::principal_axes;
+use crate::probe::HeadProbe;
+use crate::rotation::apply;
+use crate::{KvError, Probe};
+
+/// Least weight of a pair of coordinates, relative to the largest: queries may never look at some of them.
+const LEAST_WEIGHT: f64 = 1e-4;
+/// Steps of the search for a step, each of which halves its logarithm's bracket.
+const SEARCH_STEPS: usize = 60;
+
+/// The transform of one head, with the step in it.
+#[derive(Debug, Clone)]
+pub(crate) struct Axes {
+    /// Row j: what coordinate j of a key adds to each coordinate of the frame.
+    to_frame: Vec<f32>,
+    /// Row i: what coordinate i of the frame adds to each coordinate of a key.
+    pub(crate) from_frame: Vec<f32>,
+    /// Tables of each block of coordinates.
+    pub(crate) codes: Vec<PointCode>,
+    /// Largest standard deviation of a coordinate, in steps.
+    pub(crate) largest_sigma: f64,
+}
+
+impl Axes {
+    /// Brings `key`, less its mean, into the frame, with coordinates up to `max`; returns the number of halvings that takes.
+    ///
+    /// `key` is changed.
+    pub(crate) fn to_frame(&self, key: &mut [f32], out: &mut [f32], max: f32) -> u16 {
+        let mut shift = 0;
+        apply(&self.to_frame, key, out);
+        if out.iter().any(|v| !v.is_finite()) {
+            // Far beyond any key: 2^-64 leaves room for all sums.
+            shift = 64;
+            key.iter_mut().for_each(|v| *v *= 1.0 / 18_446_744_073_709_551_616.0);
+            apply(&self.to_frame, key, out);
+        }
+        // Sums of finite numbers that are smaller by 2^64 are finite unless the matrix itself is out of range.
+        while shift < 255 && out.iter().any(|v| v.abs() > max) {
+            out.iter_mut().for_each(|v| *v *= 0.5);
+            shift += 1;
+        }
+        shift
+    }
+}
+
+/// A head before its step is known.
+struct Shape {
+    weights: Vec<f64>,
+    /// Eigenvectors as rows.
+    axes: Vec<f64>,
+    /// Standard deviations of blocks of coordinates.
+    sigmas: Vec<f64>,
+    largest: f64,
+}
+
+/// The transforms of all heads, layer after layer, for `bits` per scalar in each layer.
+pub(crate) fn axes(
+    probe: &Probe,
+    lattice: LatticeKind,
+    curve: Curve,
+    bits: f64,
+    gain: bool,
+) -> Result<Vec<Axes>, KvError> {
+    let shape = probe.shape();
+    let (d, dim) = (shape.head_dim, lattice.dim());
+    let mut all = Vec::with_capacity(shape.layers * shape.kv_heads);
+    for layer in 0..shape.layers {
+        let heads: Vec<Shape> = (0..shape.kv_heads)
+            .filter_map(|head| probe.head(layer, head))
+            .map(|head| Shape::new(head, probe, dim))
+            .collect();
+        let total = |log2_step: f64| -> f64 {
+            let step = libm::exp2(log2_step);
+            let blocks = heads.iter().flat_map(|head| &head.sigmas);
+            blocks.map(|&sigma| dim as f64 * curve.bits(sigma / step)).sum::<f64>() / (heads.len() * d) as f64
+        };
+        let largest = heads.iter().map(|head| head.largest).fold(0.0, f64::max);
+        let top = libm::log2(largest.max(1e-30));
+        // From a step at which nothing is coded to one far below what f32 resolves.
+        let (mut fine, mut coarse) = (top - 24.0, top + 8.0);
+        for _ in 0..SEARCH_STEPS {
+            let middle = 0.5 * (fine + coarse);
+            if total(middle) > bits { fine = middle } else { coarse = middle }
+        }
+        let step = libm::exp2(coarse);
+        all.extend(heads.iter().map(|head| head.finish(lattice, curve, step, gain)));
+    }
+    if let Some(i) = all.iter().position(|axes| axes.to_frame.iter().chain(&axes.from_frame).any(|v| !v.is_finite())) {
+        let reason = format!("keys of layer {} are out of range", i / shape.kv_heads);
+        return Err(KvError::Spec { spec: "frame=probe".to_owned(), reason });
+    }
+    Ok(all)
+}
+
+impl Shape {
+    fn new(head: &HeadProbe, probe: &Probe, dim: usize) -> Self {
+        let d = head.mean.len();
+        let largest = head.query_energy.iter().fold(0.0f64, |m, &e| m.max(e));
+        let weight = |i: usize| {
+            let energy = head.query_energy[probe.pairs().pair_of(i, d)];
+            if largest > 0.0 { energy.sqrt().max(LEAST_WEIGHT * largest.sqrt()) } else { 1.0 }
+        };
+        let weights: Vec<f64> = (0..d).map(weight).collect();
+        let weighted = (0..d * d).map(|ij| weights[ij / d] * head.covariance[ij] * weights[ij % d]).collect();
+        let (variances, axes) = principal_axes(weighted, d);
+        let largest = variances.first().copied().unwrap_or(0.0).max(0.0).sqrt();
+        // Below what rounding lets us know, variances are taken as that.
+        let floor = (largest * 1e-7).powi(2).max(1e-60);
+        let sigmas = variances
+            .chunks(dim)
+            .map(|block| (block.iter().map(|v| v.max(floor)).sum::<f64>() / dim as f64).sqrt())
+            .collect();
+        Self { weights, axes, sigmas, largest }
+    }
+
+    fn finish(&self, lattice: LatticeKind, curve: Curve, step: f64, gain: bool) -> Axes {
+        let d = self.weights.len();
+        let gains: Vec<f64> =
+            self.sigmas.iter().map(|sigma| if gain { curve.gain(sigma / step) } else { 1.0 }).collect();
+        let to_frame =
+            (0..d * d).map(|ji| (self.axes[ji % d * d + ji / d] * self.weights[ji / d] / step) as f32).collect();
+        let from_frame = (0..d * d)
+            .map(|ij| (gains[ij / d / lattice.dim()] * step * self.axes[ij] / self.weights[ij % d]) as f32)
+            .collect();
+        let codes = self.sigmas.iter().map(|sigma| PointCode::for_alpha(lattice, (sigma / step) as f32)).collect();
+        Axes { to_frame, from_frame, codes, largest_sigma: self.largest / step }
+    }
+}
