@@ -119,12 +119,13 @@ impl KvStore {
         if first >= own.len {
             return Err(beyond);
         }
-        let n = scratch.group.map_or(own.len - first, |group| queries.len() / (group.get() * d));
-        let group = scratch.group.map_or(queries.len() / (n * d), NonZeroUsize::get);
-        if n * group * d != queries.len() || n == 0 || group == 0 {
-            let expected = n.max(1) * group.max(1) * d;
+        // Queries of one position; without a group those that reach to the end tell.
+        let span = scratch.group.map_or(queries.len() / (own.len - first), |group| group.get().saturating_mul(d));
+        if span == 0 || !span.is_multiple_of(d) || !queries.len().is_multiple_of(span) {
+            let expected = queries.len().next_multiple_of(span.next_multiple_of(d).max(d));
             return Err(KvError::Length { what: "queries", found: queries.len(), expected });
         }
+        let (n, group) = (queries.len() / span, span / d);
         if first + n > own.len {
             return Err(beyond);
         }
