@@ -400,31 +400,42 @@ def residue(lattice, i, y):
     return 0, 0, 0
 
 
-def decode_ans(lattice, code, n, words, lengths):
-    dim, member, w = DIMENSION[lattice], code["table"], code["raw_bits"]
-    order = [1, 0] if lattice == "a2" else range(dim)
-    if w == 0:
-        tables = [line_table(lattice, member, table) for table in CONTEXTS[lattice]]
-        if lattice == "e8":
-            tables.append(line_table(lattice, member, "mod4-1", sign=-1))
-    else:
-        check((2 if dim >= 4 else 1) <= w <= 20, "raw bits")
-        wide = line_table("wide", member, "floor")
-        smaller = line_table("wide", max(member - 13, 0), "floor")
-    points = []
-    for stream, n_values in streams(words, lengths, -(-n // dim) * dim, 32768):
-        blocks = [[0] * dim for _ in range(n_values // dim)]
+class LatticeCoder:
+    """Decodes blocks of a lattice under the tables of one member of the family."""
+
+    def __init__(self, lattice, member, raw_bits):
+        self.lattice, self.raw_bits, self.dim = lattice, raw_bits, DIMENSION[lattice]
+        self.order = [1, 0] if lattice == "a2" else range(self.dim)
+        if raw_bits == 0:
+            self.tables = [line_table(lattice, member, table) for table in CONTEXTS[lattice]]
+            if lattice == "e8":
+                self.tables.append(line_table(lattice, member, "mod4-1", sign=-1))
+        else:
+            check((2 if self.dim >= 4 else 1) <= raw_bits <= 20, "raw bits")
+            self.wide = line_table("wide", member, "floor")
+            self.smaller = line_table("wide", max(member - 13, 0), "floor")
+
+    def coordinates(self, stream, n_values):
+        w = self.raw_bits
+        blocks = [[0] * self.dim for _ in range(n_values // self.dim)]
         for start in range(0, len(blocks), 4):
-            for i in order:
+            for i in self.order:
                 for lane, y in enumerate(blocks[start : start + 4]):
-                    rho, n_known, context = residue(lattice, i, y)
+                    rho, n_known, context = residue(self.lattice, i, y)
                     if w == 0:
-                        y[i] = stream.value(lane, tables[context])
+                        y[i] = stream.value(lane, self.tables[context])
                     else:
-                        v = stream.value(lane, smaller if lattice == "a2" and i == 0 else wide)
+                        v = stream.value(lane, self.smaller if self.lattice == "a2" and i == 0 else self.wide)
                         y[i] = wrapped((v << w) + (stream.raw(w - n_known) << n_known) + rho)
+        return [coordinate for y in blocks for coordinate in y]
+
+
+def decode_ans(lattice, code, n, words, lengths):
+    coder = LatticeCoder(lattice, code["table"], code["raw_bits"])
+    points = []
+    for stream, n_values in streams(words, lengths, -(-n // coder.dim) * coder.dim, 32768):
+        points += coder.coordinates(stream, n_values)
         stream.finish()
-        points += [coordinate for y in blocks for coordinate in y]
     return points[:n]
 
 
@@ -433,36 +444,47 @@ def decode_ans(lattice, code, n, words, lengths):
 PARITY_CHECKS = {8: (0o17, 0o2), 64: (0o127, 0o42), 256: (0o467, 0o242)}
 
 
-def decode_trellis(scheme, n, words, lengths):
-    family = json.loads(part_of_the_format("crates/gosset-codec/tables/trellis-family.json"))
-    t = scheme["table"]
-    check(0 <= t <= 121 and scheme["states"] in PARITY_CHECKS, "table or states of a trellis")
-    member, r = (t, 0) if t < 62 else (50 + (t - 62) % 12, 1 + (t - 62) // 12)
-    member = family["members"][member]
-    tables = []
-    for u, name in enumerate(("even", "odd")):
-        *freqs, escape = member[name]
-        run = {sign * (2 * i + u): f for i, f in enumerate(freqs) for sign in (1, -1)}
-        tables.append(Table(run, 2, member["escape_orders"][u], escape))
-    t0, t1 = (h // 2 for h in PARITY_CHECKS[scheme["states"]])
-    points = []
-    for stream, n_values in streams(words, lengths, n, 16384):
-        paths = [0] * 8
+class TrellisCoder:
+    """Decodes values of an entropy-coded trellis under one of its tables."""
+
+    def __init__(self, states, t):
+        family = json.loads(part_of_the_format("crates/gosset-codec/tables/trellis-family.json"))
+        check(0 <= t <= 121 and states in PARITY_CHECKS, "table or states of a trellis")
+        member, self.r = (t, 0) if t < 62 else (50 + (t - 62) % 12, 1 + (t - 62) // 12)
+        member = family["members"][member]
+        self.tables = []
+        for u, name in enumerate(("even", "odd")):
+            *freqs, escape = member[name]
+            run = {sign * (2 * i + u): f for i, f in enumerate(freqs) for sign in (1, -1)}
+            self.tables.append(Table(run, 2, member["escape_orders"][u], escape))
+        self.transitions = [h // 2 for h in PARITY_CHECKS[states]]
+        self.offsets = [0] + (member["offsets"] if self.r == 0 else [])
+
+    def values(self, stream, n_values, paths):
+        t0, t1 = self.transitions
+        points = []
         for i in range(n_values):
             s = paths[i % 8]
             u = s % 2
-            v = stream.value(i % 4, tables[u])
-            b = 2 ** (r - 1) if u == 0 and r > 0 else 0
-            j = v // 2 * 2**r + stream.raw(r) - b
+            v = stream.value(i % 4, self.tables[u])
+            b = 2 ** (self.r - 1) if u == 0 and self.r > 0 else 0
+            j = v // 2 * 2**self.r + stream.raw(self.r) - b
             points.append(wrapped(2 * j + u))
             paths[i % 8] = s // 2 ^ u * t0 ^ j % 2 * t1
+        return points
+
+    def unit(self, y):
+        offset = self.offsets[abs(y)] / 256 if abs(y) < len(self.offsets) else 0.0
+        return f32(y + offset if y < 0 else y - offset)
+
+
+def decode_trellis(scheme, n, words, lengths):
+    coder = TrellisCoder(scheme["states"], scheme["table"])
+    points = []
+    for stream, n_values in streams(words, lengths, n, 16384):
+        points += coder.values(stream, n_values, [0] * 8)
         stream.finish()
-    offsets = [0] + (member["offsets"] if r == 0 else [])
-    units = []
-    for y in points:
-        offset = offsets[abs(y)] / 256 if abs(y) < len(offsets) else 0.0
-        units.append(f32(y + offset if y < 0 else y - offset))
-    return points, units
+    return points, [coder.unit(y) for y in points]
 
 
 # ---- the bit-shift trellis ----
@@ -625,6 +647,105 @@ def decode_values(header, units, step, plane):
     return out
 
 
+# ---- matrices stored by columns ----
+
+
+SIXTEENTHS = [
+    struct.unpack(">f", bytes.fromhex(bits))[0]
+    for bits in "3f800000 3f85aac4 3f8b95c2 3f91c3d3 3f9837f0 3f9ef532 3fa5fed7 3fad583f "
+    "3fb504f3 3fbd08a3 3fc5672a 3fce248c 3fd744fd 3fe0ccdf 3feac0c6 3ff5257d".split()
+]
+
+
+def decode_columns(header, plane):
+    """The values of a matrix whose columns follow each other, the last one first."""
+    rows, cols, columns = header["rows"], header["cols"], header["columns"]
+    ((kind, scheme),) = header["scheme"].items()
+    factors = columns.get("row_exponents", False)
+    names = {"words", "columns"} | ({"lengths"} if kind != "shift" else set()) | ({"row_exponents"} if factors else set())
+    check(names == set(plane), "planes of a matrix stored by columns")
+    check(len(plane["columns"]) == cols, "bytes of columns")
+    lines = [col for col in reversed(range(cols)) if plane["columns"][col] != 255]
+    read = {"lattice": lattice_columns, "trellis": trellis_columns, "shift": shift_columns}[kind]
+    units = read(scheme, rows, [plane["columns"][col] & 15 for col in lines], plane)
+    step = f32(scheme["step"])
+    powers = SIXTEENTHS if kind == "shift" else [f32(2 ** (i / 4)) for i in range(4)]
+    matrix = [[0.0] * cols for _ in range(rows)]
+    for col, line in zip(lines, units):
+        byte = plane["columns"][col]
+        e = byte if kind == "shift" else byte >> 4
+        factor = f32(f32(step * powers[e % len(powers)]) * 2.0 ** (e // len(powers)))
+        if kind != "shift":
+            gains = columns.get("gains", [])
+            factor = f32(factor * (gains[byte & 15] / 256 if byte & 15 < len(gains) else 1.0))
+        line = [f32(factor * unit) for unit in line]
+        if columns["outputs"] != "none":
+            rotation = columns["outputs"]["rht"]
+            inverse_rht(line, rotation["runs"], signs(rotation["seed"], rows))
+        for row, value in zip(matrix, line):
+            row[col] = value
+    if factors:
+        halves_of = [half for byte in plane["row_exponents"] for half in (byte & 15, byte >> 4)]
+        check(len(halves_of) == rows + rows % 2 and not any(halves_of[rows:]), "exponents of rows")
+        for row, e in zip(matrix, halves_of):
+            factor = f32(f32(2 ** (e % 4 / 4)) * 2.0 ** (e // 4))
+            row[:] = [f32(value * factor) for value in row]
+    if header["rotation"] != "none":
+        rotation = header["rotation"]["rht"]
+        sign = signs(rotation["seed"], cols)
+        for row in matrix:
+            inverse_rht(row, rotation["runs"], sign)
+    return [value for row in matrix for value in row]
+
+
+def column_streams(line_len, n_lines, limit, plane):
+    """Each stream, with the lines or parts of a line in it: pairs of line and number of values."""
+    if line_len <= limit:
+        per = limit // line_len
+        parts = [[(line, line_len) for line in range(at, min(at + per, n_lines))] for at in range(0, n_lines, per)]
+    else:
+        ends = range(0, line_len, limit)
+        parts = [[(line, min(limit, line_len - at))] for line in range(n_lines) for at in ends]
+    words, lengths, at = plane["words"], plane["lengths"], 0
+    check(len(lengths) == len(parts) and sum(lengths) == len(words), "lengths of streams")
+    for length, part in zip(lengths, parts):
+        stream = AnsStream(words[at : at + length], sum(n for _, n in part))
+        at += length
+        yield stream, part
+        stream.finish()
+
+
+def lattice_columns(scheme, rows, classes, plane):
+    lattice, code = scheme["lattice"], scheme["code"]["ans"]
+    dim, axis = DIMENSION[lattice], AXIS[lattice]
+    coders = {c: LatticeCoder(lattice, code["table"] + 4 * c, code["raw_bits"]) for c in set(classes)}
+    points = [[] for _ in classes]
+    for stream, part in column_streams(-(-rows // dim) * dim, len(classes), 32768, plane):
+        for line, n in part:
+            points[line] += coders[classes[line]].coordinates(stream, n)
+    return [[f32(f32(y) * axis[i % len(axis)]) for i, y in enumerate(line[:rows])] for line in points]
+
+
+def trellis_columns(scheme, rows, classes, plane):
+    coders = {c: TrellisCoder(scheme["states"], scheme["table"] + 3 * c) for c in set(classes)}
+    units = [[] for _ in classes]
+    for stream, part in column_streams(rows, len(classes), 16384, plane):
+        paths = [0] * 8
+        for line, n in part:
+            coder = coders[classes[line]]
+            units[line] += [coder.unit(y) for y in coder.values(stream, n, paths)]
+    return units
+
+
+def shift_columns(scheme, rows, classes, plane):
+    check(scheme["order"] == "rows", "order of a bit-shift trellis")
+    n_strings = -(-rows // 256)
+    length = -(-(-(-rows // n_strings)) // 32) * 32
+    _, units = decode_shift(scheme, len(classes) * n_strings, length, plane["words"])
+    line_len = n_strings * length
+    return [units[line_len * line :][:rows] for line in range(len(classes))]
+
+
 # ---- matrices of grid codes ----
 
 
@@ -783,6 +904,14 @@ def main(path):
         coded = t["storage"]["coded"]
         header = coded["header"]
         plane = {p["name"]: numbers(take(planes, f"{name}#{escape(p['name'])}", p["xxh3"])) for p in coded["planes"]}
+        if "columns" in header:
+            values = decode_columns(header, plane)
+            found[t["name"]] = {
+                "shape": [header["rows"], header["cols"]],
+                "values_xxh3": f"{xxh3(struct.pack(f'<{len(values)}f', *values)):016x}",
+                "first_value_bits": [f"{f32_bits(v):08x}" for v in values[:8]],
+            }
+            continue
         n = header["rows"] * header["cols"]
         points, units, step = decode_units(header, plane)
         values = decode_values(header, units, step, plane)

@@ -1,4 +1,4 @@
-//! The golden files, one per version of format 1: today's writer makes them byte for byte, today's reader decodes them to the
+//! The golden files, one or two per version of format 1: today's writer makes them byte for byte, today's reader decodes them to the
 //! recorded values, and so does `tests/golden/decode_golden.py`, which was written from docs/FORMAT.md alone.
 //!
 //! After a deliberate change of the newest version that no release has, make its files anew with
@@ -13,8 +13,8 @@ use std::process::Command;
 use std::sync::Once;
 
 use gosset_codec::{
-    CodeHeader, CodecSpec, DecodeScratch, EncodedMatrix, RateTarget, RotationSpec, SchemeHeader, SchemeSpec,
-    ShiftCodeKind, ShiftOrderKind,
+    CodeHeader, CodecSpec, ColumnEncoder, ColumnOptions, DecodeScratch, EncodedMatrix, N_CLASSES, N_EXPONENTS,
+    RateTarget, RotationHeader, RotationSpec, SchemeHeader, SchemeSpec, ShiftCodeKind, ShiftOrderKind,
 };
 use gosset_container::{Container, ContainerKind, Digest, FORMAT_MINOR, FormatVersion, ManifestInfo, Writer};
 use gosset_unisvq::UniSvqSpec;
@@ -62,27 +62,29 @@ const fn rht(tile: u32, seed: u64) -> RotationSpec {
     RotationSpec::Rht { tile, seed }
 }
 
-/// A golden file: minor version, what writes it, and the number of escapes that the Python decoder counts.
+/// A golden file: minor version, which of its files, what writes it, and the number of escapes that the Python decoder counts.
 struct Golden {
     minor: u32,
+    part: &'static str,
     write: fn(&Path),
     n_escapes: u32,
 }
 
 /// The newest last.
-const GOLDENS: [Golden; 3] = [
-    Golden { minor: 0, write: write_1_0, n_escapes: 1 },
-    Golden { minor: 1, write: write_1_1, n_escapes: 43 },
-    Golden { minor: 2, write: write_1_2, n_escapes: 0 },
+const GOLDENS: [Golden; 4] = [
+    Golden { minor: 0, part: "", write: write_1_0, n_escapes: 1 },
+    Golden { minor: 1, part: "", write: write_1_1, n_escapes: 43 },
+    Golden { minor: 2, part: "", write: write_1_2, n_escapes: 0 },
+    Golden { minor: 2, part: "-columns", write: write_1_2_columns, n_escapes: 2 },
 ];
 
 impl Golden {
     fn container(&self) -> PathBuf {
-        golden(&format!("format-1.{}.gosset", self.minor))
+        golden(&format!("format-1.{}{}.gosset", self.minor, self.part))
     }
 
     fn recorded(&self) -> PathBuf {
-        golden(&format!("format-1.{}.json", self.minor))
+        golden(&format!("format-1.{}{}.json", self.minor, self.part))
     }
 }
 
@@ -237,6 +239,76 @@ fn write_1_2(path: &Path) {
         .unwrap();
 }
 
+/// Matrices stored by columns, with and without factors of rows.
+fn write_1_2_columns(path: &Path) {
+    let mut w = Writer::create(path, true).unwrap();
+    for (i, (codec, bits, rows, cols)) in [
+        // Several streams, a last block that is padded, classes and exponents of all kinds.
+        ("e8", 3.0, 129, 300),
+        ("d4", 2.0, 37, 65),
+        ("a2", 3.5, 33, 40),
+        ("z", 1.5, 40, 36),
+        // Raw bits.
+        ("e8", 7.0, 19, 23),
+        ("z", 8.0, 9, 20),
+        ("trellis-8", 2.5, 64, 300),
+        ("trellis-64", 3.0, 37, 30),
+        ("trellis-256", 7.5, 21, 20),
+        // Strings of unequal length, several in a line, pairs.
+        ("shift-12", 3.0, 37, 20),
+        ("shift-13", 2.0, 300, 5),
+        ("shift-14", 5.0, 40, 7),
+        ("shiftlut-17", 4.0, 70, 5),
+        // A line in several streams; a single row.
+        ("e8", 1.0, 33_000, 1),
+        ("trellis-8", 1.0, 17_000, 1),
+        ("z", 2.0, 1, 70),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let encoded = by_columns(codec, bits, rows, cols, i);
+        w.add_matrix(&format!("{codec}@{bits} {rows} x {cols}"), &encoded, "F32").unwrap();
+    }
+    w.finish(ManifestInfo { kind: ContainerKind::Tensors, source: json!({ "kind": "test" }), recipe: json!({}) })
+        .unwrap();
+}
+
+/// Columns of different spread, some of zeros; every other matrix with rotated outputs, every third with factors of rows.
+fn by_columns(codec: &str, bits: f64, rows: usize, cols: usize, i: usize) -> EncodedMatrix {
+    let is_shift = codec.starts_with("shift");
+    let rotated = |asked: bool, width: usize| {
+        if asked && width > 1 { rht(128, i as u64).header(width).unwrap() } else { RotationHeader::None }
+    };
+    let exponent = |col: usize| col * 7 % N_EXPONENTS;
+    let step = 2f32.powi(-bits.round() as i32);
+    let mut gains = [1.0; N_CLASSES];
+    gains
+        .iter_mut()
+        .take(if i % 2 == 0 { N_CLASSES } else { 0 })
+        .enumerate()
+        .for_each(|(c, g)| *g = 0.8 + 0.0625 * c as f32);
+    let options = ColumnOptions {
+        inputs: rotated(is_shift, cols),
+        outputs: rotated(i % 2 == 0, rows),
+        step: if is_shift { 1.0 / 4096.0 } else { step },
+        exponents: if is_shift { Vec::new() } else { (0..cols).map(|col| exponent(col) as u8).collect() },
+        reach: 8.0 / step,
+        gains,
+        row_exponents: if i % 3 == 0 { (0..rows).map(|row| (row * 5 % 16) as u8).collect() } else { Vec::new() },
+    };
+    let spec = CodecSpec::named(codec, bits).unwrap();
+    let mut encoder = ColumnEncoder::new(&spec, rows, cols, &options).unwrap();
+    let values = values(rows * cols, 100 + i as u64);
+    let mut written = vec![0.0; rows];
+    for col in (0..cols).rev() {
+        let spread = if col % 11 == 4 { 0.0 } else { 2f32.powi((col as i32 * 5 + 4) % 5 - 3) };
+        let column: Vec<f32> = values[col * rows..][..rows].iter().map(|v| spread * v).collect();
+        encoder.round_column(col, &column, &mut written).unwrap();
+    }
+    encoder.finish().unwrap()
+}
+
 /// Seven rows of 65 values, of which one is zero and two are stored exactly.
 fn odd_rows() -> Vec<f32> {
     let mut rows = values(7 * 65, 5);
@@ -258,16 +330,19 @@ fn expected(path: &Path) -> Value {
             let n = d.rows() * d.cols();
             let (mut points, mut values) = (vec![0i32; n], vec![0f32; n]);
             let mut scratch = DecodeScratch::new();
-            d.decode_points(0..d.rows(), &mut points, &mut scratch).unwrap();
             d.decode_rows(0..d.rows(), &mut values, &mut scratch).unwrap();
             let digest = |bytes: Vec<u8>| Digest::of(&bytes).to_string();
-            json!({
+            let mut line = json!({
                 "shape": [d.rows(), d.cols()],
-                "points_xxh3": digest(points.iter().flat_map(|p| p.to_le_bytes()).collect()),
                 "values_xxh3": digest(values.iter().flat_map(|v| v.to_le_bytes()).collect()),
-                "first_points": points[..n.min(8)],
                 "first_value_bits": values[..n.min(8)].iter().map(|v| format!("{:08x}", v.to_bits())).collect::<Vec<_>>(),
-            })
+            });
+            if coded.header().columns.is_none() {
+                d.decode_points(0..d.rows(), &mut points, &mut scratch).unwrap();
+                line["points_xxh3"] = json!(digest(points.iter().flat_map(|p| p.to_le_bytes()).collect()));
+                line["first_points"] = json!(points[..n.min(8)]);
+            }
+            line
         } else if entry.is_unisvq() {
             let tensor = c.unisvq(name).unwrap();
             let d = tensor.decoder().unwrap();
@@ -301,10 +376,11 @@ fn bless() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         if std::env::var_os("GOSSET_BLESS").is_some() {
-            let newest = &GOLDENS[GOLDENS.len() - 1];
-            (newest.write)(&newest.container());
-            let text = serde_json::to_string_pretty(&expected(&newest.container())).unwrap();
-            fs::write(newest.recorded(), text + "\n").unwrap();
+            for newest in GOLDENS.iter().filter(|golden| golden.minor == FORMAT_MINOR) {
+                (newest.write)(&newest.container());
+                let text = serde_json::to_string_pretty(&expected(&newest.container())).unwrap();
+                fs::write(newest.recorded(), text + "\n").unwrap();
+            }
         }
     });
 }

@@ -58,7 +58,7 @@ pub(crate) fn gain(gains: &[u16], class: u8) -> f32 {
 /// Scales per octave of the bit-shift trellis.
 const PER_OCTAVE: usize = 16;
 
-/// 2^(i/16), nearest.
+/// 2^(i/16) to seven decimals: what files hold is in terms of these very numbers (docs/FORMAT.md, section 3.6).
 const SIXTEENTHS: [f32; PER_OCTAVE] = [
     1.0,
     1.044_273_8,
