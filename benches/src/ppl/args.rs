@@ -8,6 +8,7 @@ use gosset_eval::{BosPolicy, PRESETS, PplProtocol, Tail};
 use gosset_runtime::DeviceChoice;
 
 use super::calibration::CalibrationArgs;
+use super::kv::{self, KvTarget, kv_targets};
 use super::target::{ABLATIONS, AskedRates, BEST_CODEC, Target, WHY_BEST, describe, targets};
 use super::tasks::TaskArgs;
 
@@ -53,8 +54,15 @@ pub struct Args {
     pub target_bpw: Option<Vec<f64>>,
     /// Codecs and baselines; `e8-rice@3.5` fixes the payload of one, `e8-rice@3.5bpw` all of its bits, `none` asks for the unquantized
     /// model alone.
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = BEST_CODEC, conflicts_with = "container")]
-    pub codecs: Vec<String>,
+    #[arg(long, value_name = "LIST", value_delimiter = ',', conflicts_with = "container")]
+    pub codecs: Option<Vec<String>>,
+    /// Score every model with its cache compressed too, for instance `e8@2.25,window=256,sinks=64`; may be given several times. Without
+    /// --codecs, --rates and --target-bpw the weights stay as they are.
+    #[arg(long, value_name = "SPEC")]
+    pub kv: Vec<String>,
+    /// Tokens that go through a compressed cache at once; the numbers do not depend on it.
+    #[arg(long, value_name = "TOKENS", default_value_t = 256, requires = "kv", value_parser = positive)]
+    pub kv_chunk: usize,
     /// Quantize embeddings and output head too, at this payload rate.
     #[arg(long, value_name = "RATE", conflicts_with = "container")]
     pub embeddings: Option<f64>,
@@ -123,12 +131,31 @@ impl Args {
             let names: Vec<String> = ABLATIONS.iter().map(|name| format!("{name}@2")).collect();
             return targets(&names, AskedRates { payload: None, all_in: None });
         }
-        targets(&self.codecs, AskedRates { payload: self.rates.as_deref(), all_in: self.target_bpw.as_deref() })
+        let asked = AskedRates { payload: self.rates.as_deref(), all_in: self.target_bpw.as_deref() };
+        match &self.codecs {
+            Some(names) => targets(names, asked),
+            None if self.weights_stay() => Ok(Default::default()),
+            None => targets(&[BEST_CODEC.to_owned()], asked),
+        }
+    }
+
+    /// Whether caches alone are asked for.
+    fn weights_stay(&self) -> bool {
+        let of_weights = self.codecs.is_some() || self.rates.is_some() || self.target_bpw.is_some() || self.ablations;
+        !self.kv.is_empty() && !of_weights
+    }
+
+    /// The compressed caches that every model is scored with, in order.
+    pub(super) fn kv_targets(&self) -> Result<Vec<KvTarget>> {
+        if !self.kv.is_empty() && self.device != DeviceChoice::Cpu {
+            bail!("--kv: compressed caches are computed on the CPU; expected --device cpu, found {}", self.device);
+        }
+        kv_targets(&self.kv)
     }
 
     /// Whether the rows are those of a run that names no codec.
     pub(super) fn default_codec(&self) -> bool {
-        self.container.is_none() && !self.ablations && self.codecs == [BEST_CODEC]
+        self.container.is_none() && !self.ablations && self.codecs.is_none() && !self.weights_stay()
     }
 
     /// Refuses what can be refused without a model: no windows, a protocol that contradicts itself.
@@ -183,7 +210,12 @@ fn after_help() -> String {
         text += &format!("  {:14} {}\n", preset.name, preset.about);
     }
     text += &format!("\n{}\nWithout --codecs: {BEST_CODEC}, {WHY_BEST}.\n", describe());
+    text += &format!("\n{}", kv::describe());
     text
+}
+
+fn positive(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|n| *n > 0).ok_or_else(|| "expected a whole number above 0".to_owned())
 }
 
 #[cfg(test)]
@@ -225,6 +257,20 @@ mod tests {
         assert_eq!(labels(&["--codecs", "none"]), [""; 0]);
         for bad in [["--codecs", "f9-rice"], ["--rates", "0"], ["--rates", "nan"], ["--codecs", "e8-rice@x"]] {
             assert!(args(&bad).targets().is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_cache_alone_leaves_the_weights_as_they_are() {
+        assert_eq!(labels(&["--kv", "e8@2.25"]), [""; 0]);
+        assert_eq!(labels(&["--kv", "e8@2.25", "--codecs", "e8@3"]), ["e8@3"]);
+        assert_eq!(labels(&["--kv", "e8@2.25", "--rates", "3"]), [format!("{BEST_CODEC}@3")]);
+        let kv = args(&["--kv", "e8@2,window=8", "--kv", "turboquant@3", "--kv-chunk", "7"]).kv_targets().unwrap();
+        assert_eq!(kv.iter().map(KvTarget::label).collect::<Vec<_>>(), ["e8@2,window=8", "turboquant@3"]);
+        assert!(args(&["--kv", "f9@2"]).kv_targets().is_err());
+        assert!(args(&["--kv", "e8@2", "--device", "cuda"]).kv_targets().unwrap_err().to_string().contains("cpu"));
+        for bad in [&["--kv-chunk", "7"][..], &["--kv", "e8@2", "--kv-chunk", "0"]] {
+            assert!(Args::try_parse_from(["ppl", "--model", "m", "--text", "t"].iter().chain(bad)).is_err(), "{bad:?}");
         }
     }
 

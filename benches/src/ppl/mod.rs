@@ -17,6 +17,7 @@ mod args;
 mod baseline;
 mod calibration;
 mod interrupt;
+mod kv;
 mod lm;
 mod memory;
 mod progress;

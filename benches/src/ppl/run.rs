@@ -12,8 +12,8 @@ use anyhow::{Context, Result, bail};
 use gosset_baselines::Rotation;
 use gosset_container::Container;
 use gosset_eval::{
-    CalibrationNote, EncodeRules, EvalReport, PplProtocol, PplRecord, Provenance, Rates, ReportRow, TokenStream,
-    evaluate, join_rows, sha256_hex, sha256_ids, window_spans,
+    CalibrationNote, CausalLm, EncodeRules, EvalReport, PplProtocol, PplRecord, Provenance, Rates, ReportRow,
+    TokenStream, evaluate, join_rows, sha256_hex, sha256_ids, window_spans,
 };
 use gosset_quantize::{
     Activations, ModelSource, Plan, QuantizeError, QuantizeOptions, QuantizeTarget, RunOptions, plan, run as quantize,
@@ -31,6 +31,7 @@ use super::{
     baseline::{CodedLinears, CodedSource},
     cache_dir,
     calibration::Calibrations,
+    kv::{KvBits, KvLm, KvTarget, probe_for},
     lm::RuntimeLm,
     memory::activations,
     progress::Progress,
@@ -70,6 +71,7 @@ struct Tokens {
 }
 
 /// What a row is about.
+#[derive(Clone)]
 struct RowHead {
     /// Heap of the process before the model was loaded, in bytes.
     heap_before: u64,
@@ -92,6 +94,8 @@ pub(super) struct Run<'a> {
     interrupt: Interrupt,
     progress: Progress,
     targets: Vec<Target>,
+    /// Compressed caches that every model is scored with.
+    kv: Vec<KvTarget>,
     text: String,
     text_sha256: String,
     tokens: Option<Tokens>,
@@ -115,7 +119,8 @@ impl<'a> Run<'a> {
     /// Checks the arguments and reads the text.
     pub(super) fn new(args: &'a Args, heap: &'static PeakAlloc, interrupt: Interrupt) -> Result<Self> {
         let (targets, left_out) = if args.container.is_some() { Default::default() } else { args.targets()? };
-        if args.container.is_none() && targets.is_empty() && args.no_baseline {
+        let kv = args.kv_targets()?;
+        if args.container.is_none() && targets.is_empty() && kv.is_empty() && args.no_baseline {
             bail!("nothing to measure: no codec, and --no-baseline");
         }
         let progress = Progress::new();
@@ -142,6 +147,7 @@ impl<'a> Run<'a> {
             interrupt,
             progress,
             targets,
+            kv,
             text,
             text_sha256,
             tokens: None,
@@ -214,8 +220,8 @@ impl<'a> Run<'a> {
             self.tokenize(&Tokenizer::from_bytes(tokenizer)?, &ModelConfig::from_json(config)?)?;
             self.tasks.keep_tokenizer(|| Ok(Tokenizer::from_bytes(tokenizer)?))?;
         }
-        if !self.args.no_baseline {
-            self.source_row(&*source)?;
+        if !self.args.no_baseline || (self.targets.is_empty() && !self.kv.is_empty()) {
+            self.source_rows(&*source)?;
         }
         drop(source);
         let (scratch, folder) = self.folder()?;
@@ -317,30 +323,25 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// The row `none`.
-    fn source_row(&mut self, source: &dyn ModelSource) -> Outcome<()> {
+    /// The rows `none`.
+    fn source_rows(&mut self, source: &dyn ModelSource) -> Outcome<()> {
         // The rates of the row are over the tensors that a codec replaces.
         let (file_bytes, rates) = source_rates(source, &self.any_plan(source)?)?;
         let heap_before = self.heap.current_usage() as u64;
         let model = LanguageModel::from_source(source, &self.load_options())?;
-        let row = self.score(
-            model,
-            RowHead {
-                heap_before,
-                label: "none".to_owned(),
-                codec: "none".to_owned(),
-                target_bps: None,
-                target_bpw: None,
-                rates,
-                file_bytes,
-                embeddings: source_embeddings(source),
-                quantize_seconds: None,
-                mapped: false,
-            },
-        )?;
-        self.baseline_nll = Some(row.record.result.mean_nll);
-        self.finished(ReportRow { delta_ln: Some(0.0), ..row })?;
-        Ok(())
+        let head = RowHead {
+            heap_before,
+            label: "none".to_owned(),
+            codec: "none".to_owned(),
+            target_bps: None,
+            target_bpw: None,
+            rates,
+            file_bytes,
+            embeddings: source_embeddings(source),
+            quantize_seconds: None,
+            mapped: false,
+        };
+        self.rows_of(model, head, &|row| row)
     }
 
     /// The row of a baseline: linears from its packed bytes, everything else from the source.
@@ -399,12 +400,14 @@ impl<'a> Run<'a> {
             mapped: false,
         };
         drop(coded);
-        let row = self.score(model, head)?;
-        let delta_ln = self.baseline_nll.map(|nll| row.record.result.mean_nll - nll);
-        let row =
-            ReportRow { delta_ln, baseline: true, source_grid, source_grid_share, fallback_share, calibration, ..row };
-        self.finished(row)?;
-        Ok(())
+        self.rows_of(model, head, &|row| ReportRow {
+            baseline: true,
+            source_grid,
+            source_grid_share,
+            fallback_share,
+            calibration: calibration.clone(),
+            ..row
+        })
     }
 
     /// One compressed row, from its file alone.
@@ -453,9 +456,54 @@ impl<'a> Run<'a> {
             quantize_seconds: made.as_ref().map(|made| made.seconds),
             mapped: true,
         };
-        let row = self.score(model, head)?;
-        let delta_ln = self.baseline_nll.map(|nll| row.record.result.mean_nll - nll);
-        self.finished(ReportRow { delta_ln, calibration: made.and_then(|made| made.calibration), ..row })?;
+        let calibration = made.and_then(|made| made.calibration);
+        self.rows_of(model, head, &|row| ReportRow { calibration: calibration.clone(), ..row })
+    }
+
+    /// The rows of one model: with its cache in f32, then with each of the compressed ones. `finish` says what else is known of them.
+    ///
+    /// Differences are to the unquantized model with its cache in f32, or, if that is not scored, to this model with its cache in f32.
+    fn rows_of(
+        &mut self,
+        mut model: LanguageModel,
+        head: RowHead,
+        finish: &dyn Fn(ReportRow) -> ReportRow,
+    ) -> Outcome<()> {
+        self.tokenize(model.require_tokenizer()?, model.config())?;
+        self.say_once(model.warnings().to_vec());
+        let kv = self.kv.clone();
+        let mut notices = Vec::new();
+        for target in &kv {
+            notices.extend(target.notice(&model)?.map(|notice| format!("warning: {notice}")));
+        }
+        self.say_once(notices);
+        let probe = probe_for(&kv, &model)?;
+        // The ids are known: from here on the model alone is measured.
+        drop(model.take_tokenizer());
+        let mut nll = self.baseline_nll;
+        if head.codec != "none" || !self.args.no_baseline {
+            let row = self.score(&model, &head, &mut RuntimeLm(&model))?;
+            if head.codec == "none" {
+                self.baseline_nll = Some(row.record.result.mean_nll);
+            }
+            let delta_ln = self.baseline_nll.map(|nll| row.record.result.mean_nll - nll);
+            nll = self.baseline_nll.or(Some(row.record.result.mean_nll));
+            self.finished(finish(ReportRow { delta_ln, ..row }))?;
+        }
+        for target in &kv {
+            let label = format!("{} with kv {}", head.label, target.label());
+            let cache = target.cache(&model, probe.as_ref(), self.args.seed).with_context(|| label.clone())?;
+            let mut lm = KvLm::new(&model, cache, self.args.kv_chunk);
+            let row = self.score(&model, &RowHead { label, ..head.clone() }, &mut lm)?;
+            let delta_ln = nll.map(|nll| row.record.result.mean_nll - nll);
+            self.finished(finish(ReportRow {
+                delta_ln,
+                kv: Some(target.label().to_owned()),
+                // A file and two row blocks bound what weights take, not what a cache does.
+                resident_bound_bytes: None,
+                ..row
+            }))?;
+        }
         Ok(())
     }
 
@@ -479,7 +527,9 @@ impl<'a> Run<'a> {
             bail!("{}: no window of protocol {protocol} fits into {} tokens", self.args.text.display(), ids.len());
         }
         let n = self.args.window_limit().unwrap_or(usize::MAX).min(n);
-        let n_rows = self.targets.len() + usize::from(!self.args.no_baseline || self.args.container.is_some());
+        let of_source = usize::from(!self.args.no_baseline || self.args.container.is_some());
+        let kv_alone = usize::from(of_source == 0 && self.targets.is_empty());
+        let n_rows = (self.targets.len() + of_source + kv_alone) * (1 + self.kv.len()) - kv_alone;
         self.progress.set_windows(n * n_rows);
         self.tokens = Some(Tokens {
             ids_sha256: sha256_ids(&ids),
@@ -493,33 +543,24 @@ impl<'a> Run<'a> {
     }
 
     /// Scores a loaded model and measures its memory meanwhile.
-    fn score(&mut self, mut model: LanguageModel, head: RowHead) -> Outcome<ReportRow> {
-        self.tokenize(model.require_tokenizer()?, model.config())?;
-        self.say_once(model.warnings().to_vec());
-        // The ids are known: from here on the model alone is measured.
-        drop(model.take_tokenizer());
+    fn score(&mut self, model: &LanguageModel, head: &RowHead, lm: &mut dyn Scorable) -> Outcome<ReportRow> {
         let Some(tokens) = &self.tokens else { return Err(anyhow::anyhow!("no tokens").into()) };
         self.heap.reset_peak_usage();
         let loaded_heap_bytes = (self.heap.current_usage() as u64).saturating_sub(head.heap_before);
         let begin = Instant::now();
         let (progress, interrupt) = (&mut self.progress, &self.interrupt);
-        let result = evaluate(
-            &mut RuntimeLm(&model),
-            &tokens.ids,
-            tokens.bos,
-            &tokens.protocol,
-            self.args.window_limit(),
-            &mut |window| {
+        let result =
+            evaluate(lm.causal(), &tokens.ids, tokens.bos, &tokens.protocol, self.args.window_limit(), &mut |window| {
                 progress.window(&head.label, window);
                 if interrupt.raised() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-            },
-        )
-        .with_context(|| head.label.clone())?;
+            })
+            .with_context(|| head.label.clone())?;
         let seconds = begin.elapsed().as_secs_f64();
         let peak_heap_bytes = (self.heap.peak_usage() as u64).saturating_sub(head.heap_before);
         if interrupt.raised() || !result.complete {
             return Err(Ended::Interrupted);
         }
+        let kv_bits = lm.kv_bits();
         // On a device the file was read once, while loading; what stays is the weights in its memory.
         let device_bytes = model.resident().device_bytes;
         let on_device = device_bytes > 0;
@@ -531,7 +572,7 @@ impl<'a> Run<'a> {
             bos: tokens.auto_bos,
             empty: tokens.bos.or(model.stop_ids().first().copied()),
         };
-        let tasks = self.tasks.score(&mut RuntimeLm(&model), &head.label, rules, &mut |task, done, of| {
+        let tasks = self.tasks.score(lm.causal(), &head.label, rules, &mut |task, done, of| {
             progress.questions(&head.label, task, done, of);
             if interrupt.raised() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         });
@@ -540,13 +581,16 @@ impl<'a> Run<'a> {
         let needs = activations(model.config(), window, rayon::current_num_threads());
         let bound = (head.mapped && !on_device).then_some(head.file_bytes + 2 * needs.row_block + needs.activations);
         Ok(ReportRow {
-            codec: head.codec,
+            codec: head.codec.clone(),
             target_bps: head.target_bps,
             target_bpw: head.target_bpw,
             baseline: false,
             source_grid: false,
             source_grid_share: None,
             fallback_share: None,
+            kv: None,
+            kv_page_bps: kv_bits.and_then(|bits| bits.page_bps()),
+            kv_all_in_bps: kv_bits.and_then(|bits| bits.all_in_bps()),
             rates: head.rates,
             file_bytes: head.file_bytes,
             ppl: result.ppl,
@@ -555,7 +599,7 @@ impl<'a> Run<'a> {
             resident_bytes,
             seconds,
             quantize_seconds: head.quantize_seconds,
-            embeddings: head.embeddings,
+            embeddings: head.embeddings.clone(),
             peak_heap_bytes,
             loaded_heap_bytes,
             resident_bound_bytes: bound,
@@ -574,6 +618,34 @@ impl<'a> Run<'a> {
                 result,
             },
         })
+    }
+}
+
+/// A model as rows score it.
+trait Scorable {
+    fn causal(&mut self) -> &mut dyn CausalLm;
+
+    /// What compressed caches took so far; `None` for a cache in f32.
+    fn kv_bits(&self) -> Option<KvBits>;
+}
+
+impl Scorable for RuntimeLm<'_> {
+    fn causal(&mut self) -> &mut dyn CausalLm {
+        self
+    }
+
+    fn kv_bits(&self) -> Option<KvBits> {
+        None
+    }
+}
+
+impl Scorable for KvLm<'_> {
+    fn causal(&mut self) -> &mut dyn CausalLm {
+        self
+    }
+
+    fn kv_bits(&self) -> Option<KvBits> {
+        Some(self.bits())
     }
 }
 

@@ -81,7 +81,7 @@ fn render(report: &EvalReport) -> String {
     out.push('\n');
     let header =
         ["codec", "payload", "stream", "all-in", "file bps", "file MB", "ppl", "+-", "delta-ln", "resident MB", "s"];
-    let body = report.rows.iter().map(cells);
+    let body = report.rows.iter().filter(|row| row.kv.is_none()).map(cells);
     let table: Vec<[String; 11]> = std::iter::once(header.map(str::to_owned)).chain(body).collect();
     for row in &table {
         for (c, cell) in row.iter().enumerate() {
@@ -91,6 +91,7 @@ fn render(report: &EvalReport) -> String {
         }
         out.push('\n');
     }
+    out.push_str(&caches(report));
     out.push_str(&tasks(report));
     for row in &report.rows {
         if let Some(bound) = row.resident_bound_bytes {
@@ -107,6 +108,37 @@ fn render(report: &EvalReport) -> String {
         report.rows.iter().flat_map(|row| notes(row).into_iter().map(|note| format!("\n{}: {note}", label(row))));
     out.extend(notes);
     out.trim_end().to_owned()
+}
+
+/// One line per compressed cache: bits of sealed pages alone, and every bit of it at the ends of the windows.
+fn caches(report: &EvalReport) -> String {
+    let rows: Vec<&ReportRow> = report.rows.iter().filter(|row| row.kv.is_some()).collect();
+    if rows.is_empty() {
+        return String::new();
+    }
+    let header = ["cache", "page bps", "all-in bps", "ppl", "+-", "delta-ln", "s"].map(str::to_owned);
+    let rate = |rate: Option<f64>| rate.map_or_else(|| "-".to_owned(), |rate| format!("{rate:.3}"));
+    let body = rows.iter().map(|row| {
+        [
+            label(row),
+            rate(row.kv_page_bps),
+            rate(row.kv_all_in_bps),
+            format!("{:.5}", row.ppl),
+            format!("{:.3}", row.ppl_sigma),
+            row.delta_ln.map_or_else(|| "-".to_owned(), |d| format!("{d:+.5}")),
+            format!("{:.1}", row.seconds),
+        ]
+    });
+    let table: Vec<[String; 7]> = std::iter::once(header).chain(body).collect();
+    let mut out = "\n".to_owned();
+    for row in &table {
+        for (c, cell) in row.iter().enumerate() {
+            let width = table.iter().map(|row| row[c].len()).max().unwrap_or(0);
+            out.push_str(&if c == 0 { format!("{cell:width$}") } else { format!("  {cell:>width$}") });
+        }
+        out.push('\n');
+    }
+    out
 }
 
 /// One line per row, one column per task; accuracies in percent with their standard errors.
@@ -131,10 +163,15 @@ fn tasks(report: &EvalReport) -> String {
 }
 
 fn label(row: &ReportRow) -> String {
-    match (row.target_bps, row.target_bpw) {
+    let codec = match (row.target_bps, row.target_bpw) {
         (Some(rate), _) => format!("{}@{rate}", row.codec),
         (None, Some(bpw)) => format!("{}@{bpw}bpw", row.codec),
         (None, None) => row.codec.clone(),
+    };
+    match (&row.kv, codec.as_str()) {
+        (None, _) => codec,
+        (Some(kv), "none") => kv.clone(),
+        (Some(kv), _) => format!("{codec} with kv {kv}"),
     }
 }
 

@@ -11,6 +11,7 @@ use gosset_runtime::{KvCache, LanguageModel, RuntimeError, StopReason, generate_
 use crate::cli::ThreadArgs;
 use crate::device::DeviceArgs;
 use crate::generate::{SamplingArgs, Streamed, notes, warnings};
+use crate::kv::{self, KvArgs};
 use crate::model::Input;
 use crate::{interrupt, output, prompt};
 
@@ -38,6 +39,8 @@ pub(crate) struct ChatArgs {
     #[command(flatten)]
     sampling: SamplingArgs,
     #[command(flatten)]
+    kv: KvArgs,
+    #[command(flatten)]
     device: DeviceArgs,
     #[command(flatten)]
     threads: ThreadArgs,
@@ -48,7 +51,7 @@ const COMMANDS: &str = "/clear forgets the conversation, /quit (or Ctrl-D) leave
 /// Runs the command.
 pub(crate) fn run(args: &ChatArgs) -> Result<()> {
     args.threads.apply()?;
-    let mut device = args.device.open(false)?;
+    let mut device = args.device.open(&args.kv, false)?;
     let input = Input::open(&args.model)?;
     let model = args.device.load(&input, &mut device, false)?;
     let tokenizer = model.require_tokenizer()?;
@@ -67,7 +70,7 @@ pub(crate) fn run(args: &ChatArgs) -> Result<()> {
         tokenizer,
         template,
         messages: opening.clone(),
-        cache: model.new_cache(),
+        cache: args.kv.cache(&model, false)?,
         notes: Vec::new(),
         args,
     };
@@ -82,16 +85,20 @@ pub(crate) fn run(args: &ChatArgs) -> Result<()> {
             if interactive {
                 output::note("");
             }
+            conversation.end();
             return Ok(());
         }
         let line = String::from_utf8_lossy(&line);
         match line.trim() {
             "" => {}
-            "/quit" | "/exit" => return Ok(()),
+            "/quit" | "/exit" => {
+                conversation.end();
+                return Ok(());
+            }
             "/help" => output::note(COMMANDS),
             "/clear" => {
                 conversation.messages.clone_from(&opening);
-                conversation.cache = model.new_cache();
+                conversation.cache = conversation.cache.emptied();
                 output::note("the conversation is forgotten");
             }
             text => conversation.answer(text)?,
@@ -112,6 +119,13 @@ struct Conversation<'a> {
 }
 
 impl Conversation<'_> {
+    /// Says what a compressed cache took.
+    fn end(&self) {
+        if !self.cache.is_empty() {
+            kv::line(&self.cache).iter().for_each(|line| output::note(line));
+        }
+    }
+
     /// Streams the answer to `text` and remembers both.
     fn answer(&mut self, text: &str) -> Result<()> {
         self.messages.push(Message::new("user", text));

@@ -5,6 +5,7 @@ use clap::Args;
 use gosset_runtime::{ComputeDevice, DeviceChoice, LanguageModel, RuntimeError};
 
 use crate::exit::one_line;
+use crate::kv::KvArgs;
 use crate::model::Input;
 use crate::output;
 
@@ -18,9 +19,18 @@ pub(crate) struct DeviceArgs {
 }
 
 impl DeviceArgs {
-    /// Opens the device before any model is read, and says on stderr which one it is.
-    pub(crate) fn open(self, quiet: bool) -> Result<ComputeDevice> {
-        let device = self.device.open()?;
+    /// Opens the device before any model is read, and says on stderr which one it is; with a compressed cache, of which only the CPU
+    /// can make use, `auto` is the CPU and a GPU is refused.
+    pub(crate) fn open(self, kv: &KvArgs, quiet: bool) -> Result<ComputeDevice> {
+        let device = match (kv.spec(), self.device) {
+            (Some(_), DeviceChoice::Cuda(_)) => {
+                return Err(RuntimeError::KvDevice { device: self.device.to_string() }.into());
+            }
+            (Some(_), DeviceChoice::Auto) => {
+                ComputeDevice::Cpu { instead: Some("--kv is computed on the CPU".to_owned()) }
+            }
+            (_, choice) => choice.open()?,
+        };
         if !quiet {
             output::note(&format!("device: {device}"));
         }

@@ -6,6 +6,7 @@ use std::io;
 
 use gosset_codec::CodecError;
 use gosset_container::ContainerError;
+use gosset_kv::KvError;
 use gosset_quantize::{QuantizeError, SourceError};
 use gosset_runtime::{DeviceError, RuntimeError};
 
@@ -170,7 +171,10 @@ fn of_runtime(error: &RuntimeError) -> Exit {
         RuntimeError::MissingTensor { .. } | RuntimeError::MissingPart { .. } | RuntimeError::MissingParts { .. } => {
             Exit::MissingPart
         }
-        RuntimeError::ContextOverflow { .. } | RuntimeError::Options { .. } => Exit::Usage,
+        RuntimeError::Kv(KvError::Spec { .. } | KvError::HeadDim { .. })
+        | RuntimeError::KvDevice { .. }
+        | RuntimeError::ContextOverflow { .. }
+        | RuntimeError::Options { .. } => Exit::Usage,
         RuntimeError::Cancelled => Exit::Interrupted,
         RuntimeError::DeviceMemory { .. } | RuntimeError::UnsupportedOp { .. } => Exit::Device,
         RuntimeError::TensorDevice { .. } | RuntimeError::Candle(_) => Exit::Failure,

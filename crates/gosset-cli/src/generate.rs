@@ -14,6 +14,7 @@ use serde_json::json;
 use crate::cli::ThreadArgs;
 use crate::device::DeviceArgs;
 use crate::exit::{Exit, error};
+use crate::kv::{self, KvArgs};
 use crate::model::Input;
 use crate::{interrupt, output, prompt};
 
@@ -27,6 +28,7 @@ use crate::{interrupt, output, prompt};
 #[command(after_help = "Examples:
   gosset generate smollm2.gosset --chat --prompt \"Why is the sky blue?\"
   gosset generate smollm2.gosset --prompt \"Once upon a time\" --temperature 0.8 --top-p 0.95 --seed 7
+  gosset generate smollm2.gosset --prompt \"Once upon a time\" --kv e8@2.25,window=256,sinks=64
   git diff | gosset generate model.gosset --chat --stdin --max-tokens 60 --json")]
 pub(crate) struct GenerateArgs {
     /// Container, GGUF file, Hugging Face folder, known name (`gosset list`), or hub name org/name.
@@ -46,6 +48,8 @@ pub(crate) struct GenerateArgs {
     raw: bool,
     #[command(flatten)]
     sampling: SamplingArgs,
+    #[command(flatten)]
+    kv: KvArgs,
     /// Print one JSON object at the end instead of streaming text.
     #[arg(long)]
     json: bool,
@@ -102,7 +106,7 @@ impl SamplingArgs {
 /// Runs the command.
 pub(crate) fn run(args: &GenerateArgs) -> Result<Exit> {
     args.threads.apply()?;
-    let mut device = args.device.open(args.quiet)?;
+    let mut device = args.device.open(&args.kv, args.quiet)?;
     let input = Input::open(&args.model)?;
     let model = args.device.load(&input, &mut device, args.quiet)?;
     let tokenizer = model.require_tokenizer()?;
@@ -129,16 +133,18 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<Exit> {
         ));
     }
     let options = args.sampling.options();
+    let mut cache = args.kv.cache(&model, args.quiet)?;
 
     let _watch = interrupt::watch();
     let start = Instant::now();
     let mut stream = Streamed::new(!args.json);
-    let result = generate_with_cache(&model, &mut model.new_cache(), &ids, &options, &mut stream);
+    let result = generate_with_cache(&model, &mut cache, &ids, &options, &mut stream);
     let seconds = start.elapsed().as_secs_f64();
     stream.end()?;
     let generation = result?;
     if !args.quiet {
         notes(&generation);
+        kv::line(&cache).iter().for_each(|line| output::note(line));
     }
     if args.json {
         let Generation { text, tokens, stop, n_prompt, notes, .. } = &generation;
@@ -151,6 +157,9 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<Exit> {
             "n_tokens": tokens.len(),
             "stop": reason(*stop),
             "notes": notes,
+            "kv": args.kv.spec().map(ToString::to_string),
+            "kv_bytes": cache.memory().map(|memory| memory.total()),
+            "kv_f16_bytes": cache.memory().map(|memory| memory.uncompressed()),
             "seconds": seconds,
             "tokens_per_second": tokens.len() as f64 / seconds.max(1e-9),
         }))?;

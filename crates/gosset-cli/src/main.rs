@@ -14,6 +14,7 @@ mod exit;
 mod generate;
 mod inspect;
 mod interrupt;
+mod kv;
 mod list;
 mod model;
 mod output;

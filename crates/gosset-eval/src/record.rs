@@ -158,6 +158,15 @@ pub struct ReportRow {
     /// none.
     #[serde(default)]
     pub fallback_share: Option<f64>,
+    /// How keys and values were stored and read back while scoring; `None` for a cache in f32.
+    #[serde(default)]
+    pub kv: Option<String>,
+    /// Bits of the cache's sealed pages over the scalars in them, at the ends of all windows; `None` if no page was sealed.
+    #[serde(default)]
+    pub kv_page_bps: Option<f64>,
+    /// Every bit of the cache, exact positions, open rows and slack included, over the scalars that it held, at the ends of all windows.
+    #[serde(default)]
+    pub kv_all_in_bps: Option<f64>,
     /// Rates of the file; for codec `none`, see [`Rates::unquantized`].
     #[serde(flatten)]
     pub rates: Rates,

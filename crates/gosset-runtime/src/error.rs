@@ -263,6 +263,17 @@ pub enum RuntimeError {
     /// The device that was asked for cannot be had.
     #[error(transparent)]
     Device(#[from] crate::DeviceError),
+    /// A compressed cache was asked for on a device that has no kernels for it.
+    #[error(
+        "compressed caches are computed on the CPU, and the model is on {device}: choose the device cpu, or leave the cache in its usual form"
+    )]
+    KvDevice {
+        /// Where the model is.
+        device: String,
+    },
+    /// A compressed cache, or what it is made of.
+    #[error(transparent)]
+    Kv(#[from] gosset_kv::KvError),
     /// The device has no room for the model.
     #[error(
         "device memory: {} for weights, {} for keys and values of {positions} positions, {} of workspace; {} free: lower the context, choose fewer bits, or use the CPU",

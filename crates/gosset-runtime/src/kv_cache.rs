@@ -1,18 +1,31 @@
-//! Keys and values of the positions seen so far, exact in f32.
+//! Keys and values of the positions seen so far, exact in f32 or compressed.
 
+use gosset_kv::KvMemory;
+
+use crate::kv::CodedCache;
 use crate::rope::RopeTable;
 
-/// The state of one conversation: keys (rotated by their positions) and values of every layer.
+/// The state of one conversation: keys and values of every layer.
 ///
-/// A clone is independent of its original. A cache belongs to the model that made it
-/// ([`LanguageModel::new_cache`](crate::LanguageModel::new_cache)).
+/// A clone is independent of its original; pages of a compressed cache are shared until one of both is cut. A cache belongs to the model
+/// that made it: [`LanguageModel::new_cache`](crate::LanguageModel::new_cache) gives one in f32,
+/// [`LanguageModel::new_kv_cache`](crate::LanguageModel::new_kv_cache) a compressed one.
 #[derive(Debug, Clone)]
 pub struct KvCache {
-    pub(crate) layers: Vec<LayerCache>,
+    pub(crate) form: CacheForm,
     /// Of a model on a device: the state there, `None` before the first pass.
     #[cfg(feature = "gpu")]
     pub(crate) device: DeviceState,
     tokens: Vec<u32>,
+}
+
+/// How keys and values are held.
+#[derive(Debug, Clone)]
+pub(crate) enum CacheForm {
+    /// In f32, keys rotated by their positions; without layers for a model on a device.
+    Exact(Vec<LayerCache>),
+    /// Coded, but for what the policy of the store keeps.
+    Coded(Box<CodedCache>),
 }
 
 /// A state on a device, and how many positions of the cache it holds.
@@ -33,13 +46,35 @@ impl Clone for DeviceState {
 }
 
 impl KvCache {
+    /// In f32, without positions.
     pub(crate) fn new(n_layers: usize, kv_heads: usize, head_dim: usize) -> Self {
+        Self::of_form(CacheForm::Exact(vec![LayerCache::new(kv_heads, head_dim); n_layers]))
+    }
+
+    /// Compressed, over a store without positions.
+    pub(crate) fn coded(cache: CodedCache) -> Self {
+        Self::of_form(CacheForm::Coded(Box::new(cache)))
+    }
+
+    fn of_form(form: CacheForm) -> Self {
         Self {
-            layers: vec![LayerCache::new(kv_heads, head_dim); n_layers],
+            form,
             #[cfg(feature = "gpu")]
             device: DeviceState::default(),
             tokens: Vec::new(),
         }
+    }
+
+    /// A cache without positions, of the same form and settings.
+    #[must_use]
+    pub fn emptied(&self) -> Self {
+        Self::of_form(match &self.form {
+            CacheForm::Exact(layers) => {
+                let empty = |layer: &LayerCache| LayerCache::new(layer.kv_heads, layer.head_dim);
+                CacheForm::Exact(layers.iter().map(empty).collect())
+            }
+            CacheForm::Coded(cache) => CacheForm::Coded(Box::new(cache.emptied())),
+        })
     }
 
     /// The tokens whose keys and values are held, by position.
@@ -58,31 +93,65 @@ impl KvCache {
     }
 
     /// Forgets every position from `len` on; does nothing if fewer are held.
+    ///
+    /// What a compressed cache has coded stays coded, although a cache that never held more would have it in its exact window.
     pub fn truncate(&mut self, len: usize) {
+        if len < self.len() {
+            self.cut(len);
+        }
+    }
+
+    /// Forgets every position from `len` on, those of layers that are ahead of the tokens too.
+    pub(crate) fn cut(&mut self, len: usize) {
+        let len = match &mut self.form {
+            CacheForm::Exact(layers) => {
+                layers.iter_mut().for_each(|layer| layer.truncate(len));
+                len
+            }
+            CacheForm::Coded(cache) => cache.truncate(len),
+        };
         self.tokens.truncate(len);
-        self.layers.iter_mut().for_each(|layer| layer.truncate(len));
         #[cfg(feature = "gpu")]
         {
             self.device.held = self.device.held.min(len);
         }
     }
 
-    /// Forgets every position from the first whose token differs from `tokens` on; returns how many are left.
+    /// Forgets positions such that what is left is a common start of the tokens held and of `tokens`; returns how many are left.
     ///
-    /// What is left is the longest common start of both, so a text that continues `tokens` can go on from there.
+    /// Those are all of the longest common start, so a text that continues `tokens` can go on from there. In a compressed cache with an
+    /// exact window a rewind would leave coded what a cache without it has exact, and a text would depend on what was said before;
+    /// there, the sinks of the common start are left, and everything if nothing is cut.
     pub fn keep_common_start(&mut self, tokens: &[u32]) -> usize {
-        let n = self.tokens.iter().zip(tokens).take_while(|(held, wanted)| held == wanted).count();
+        let mut n = self.tokens.iter().zip(tokens).take_while(|(held, wanted)| held == wanted).count();
+        if let CacheForm::Coded(cache) = &self.form {
+            n = cache.reusable(n);
+        }
         self.truncate(n);
-        n
+        self.len()
     }
 
-    /// Bytes allocated for keys and values, on the host and on a device.
+    /// Bytes of a compressed cache by cause; `None` for one in f32.
+    pub fn memory(&self) -> Option<KvMemory> {
+        match &self.form {
+            CacheForm::Exact(_) => None,
+            CacheForm::Coded(cache) => Some(cache.memory()),
+        }
+    }
+
+    /// Bytes allocated for keys and values, on the host and on a device; of a compressed cache, the tables that rotate its keys too.
     pub fn allocated_bytes(&self) -> usize {
         #[cfg(feature = "gpu")]
         let device = self.device.state.as_ref().map_or(0, |state| state.cache_bytes() as usize);
         #[cfg(not(feature = "gpu"))]
         let device = 0;
-        device + self.layers.iter().map(|l| (l.keys.capacity() + l.values.capacity()) * size_of::<f32>()).sum::<usize>()
+        device
+            + match &self.form {
+                CacheForm::Exact(layers) => {
+                    layers.iter().map(|l| (l.keys.capacity() + l.values.capacity()) * size_of::<f32>()).sum::<usize>()
+                }
+                CacheForm::Coded(cache) => cache.allocated_bytes(),
+            }
     }
 
     /// Runs `pass` for everything that the device lacks: it gets all such tokens, of which `tokens` are the last, the positions

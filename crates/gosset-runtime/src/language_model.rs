@@ -5,10 +5,12 @@ use std::sync::Arc;
 
 use candle_core::Tensor;
 use gosset_container::{Container, ContainerKind};
+use gosset_kv::{Code, KvShape, KvSpec, KvStore, Probe};
 use gosset_quantize::ModelSource;
 
 use crate::config::{ModelConfig, generation_eos_ids, parse_config};
 use crate::error::RuntimeError;
+use crate::kv::{CodedCache, PROBE_TOKENS};
 use crate::kv_cache::KvCache;
 use crate::models::Decoder;
 use crate::tensor::f32_slice;
@@ -224,10 +226,84 @@ impl LanguageModel {
         }
     }
 
+    /// Sizes of keys and values.
+    pub fn kv_shape(&self) -> KvShape {
+        let ModelConfig { n_layers, n_kv_heads, head_dim, .. } = self.config;
+        KvShape { layers: n_layers, kv_heads: n_kv_heads, head_dim }
+    }
+
+    /// A compressed cache without positions, as `spec` says.
+    ///
+    /// `probe` is what [`kv_probe`](Self::kv_probe) gave, for specs that want one; others do not look at it.
+    ///
+    /// # Errors
+    ///
+    /// [`RuntimeError::KvDevice`] for a model on a device, [`RuntimeError::Kv`] for a spec that does not fit the model or lacks its probe.
+    pub fn new_kv_cache(&self, spec: &KvSpec, probe: Option<&Probe>) -> Result<KvCache, RuntimeError> {
+        self.cpu_decoder()?;
+        let (keys, values) = spec.codecs(self.kv_shape(), probe)?;
+        let store = KvStore::new(self.kv_shape(), spec.policy, keys, values, &spec.protect)?;
+        self.kv_cache_over(store, spec.keys_before_rope)
+    }
+
+    /// A compressed cache over a store without positions, which gets its keys before they are rotated or after.
+    ///
+    /// # Errors
+    ///
+    /// [`RuntimeError::KvDevice`] for a model on a device, [`RuntimeError::Options`] for a store of another shape or with positions.
+    pub fn kv_cache_over(&self, store: KvStore, keys_before_rope: bool) -> Result<KvCache, RuntimeError> {
+        let decoder = self.cpu_decoder()?;
+        let (expected, found) = (self.kv_shape(), store.shape());
+        if found != expected || !store.is_empty() {
+            return Err(RuntimeError::Options {
+                option: "store of a cache".to_owned(),
+                expected: format!("an empty one of {expected:?}"),
+                found: format!("{} positions of {found:?}", store.len(0)),
+            });
+        }
+        Ok(KvCache::coded(CodedCache::new(store, keys_before_rope, decoder.rope())))
+    }
+
+    /// What [`new_kv_cache`](Self::new_kv_cache) takes for `spec`: a probe of [`PROBE_TOKENS`] tokens if it wants one.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`kv_probe`](Self::kv_probe).
+    pub fn kv_probe_for(&self, spec: &KvSpec) -> Result<Option<Probe>, RuntimeError> {
+        spec.wants_probe().then(|| self.kv_probe(PROBE_TOKENS)).transpose()
+    }
+
+    /// What a user should know before keys of this model are compressed as `spec` says, on one line.
+    ///
+    /// Where a mean is taken off keys, or where they are not coded, there is nothing to say, and no pass is needed to know it.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`key_means`](Self::key_means).
+    pub fn kv_notice(&self, spec: &KvSpec) -> Result<Option<String>, RuntimeError> {
+        if spec.removes_mean() || matches!(spec.key.code, Code::Exact(_)) {
+            return Ok(None);
+        }
+        let notice = self.key_means()?.notice(&spec.protect);
+        if let Some(notice) = &notice {
+            tracing::warn!(spec = %spec, "{notice}");
+        }
+        Ok(notice)
+    }
+
+    /// The decoder of a model whose memory is the processor's.
+    pub(crate) fn cpu_decoder(&self) -> Result<&Decoder, RuntimeError> {
+        match &self.backend {
+            Backend::Cpu(decoder) => Ok(decoder),
+            #[cfg(feature = "gpu")]
+            Backend::Gpu(_) => Err(RuntimeError::KvDevice { device: "a CUDA device".to_owned() }),
+        }
+    }
+
     /// Hidden states of `tokens` after the final norm, `[tokens.len(), hidden_size]`, as a continuation of `cache`.
     ///
-    /// Fails with [`RuntimeError::Token`] or [`RuntimeError::ContextOverflow`] before any work; after an error the cache is
-    /// as before.
+    /// Fails with [`RuntimeError::Token`] or [`RuntimeError::ContextOverflow`] before any work; after an error the cache holds what it
+    /// held before, of which a compressed one may have coded more.
     pub fn forward(&self, tokens: &[u32], cache: &mut KvCache) -> Result<Tensor, RuntimeError> {
         self.check_tokens(tokens, cache.len())?;
         match &self.backend {
@@ -306,15 +382,7 @@ impl LanguageModel {
         assert!(positions.end <= tokens.len(), "positions {positions:?} of {} tokens", tokens.len());
         self.check_tokens(&tokens[..positions.end], 0)?;
         let tokens = &tokens[..positions.end];
-        let mut hand_out = |start: usize, logits: &[f32]| {
-            if let Some(bad) = first_bad_row(logits, self.config.vocab_size) {
-                return Err(self.diagnose(tokens, start + bad));
-            }
-            for (i, row) in logits.chunks_exact(self.config.vocab_size).enumerate() {
-                sink(start + i, row);
-            }
-            Ok(())
-        };
+        let mut hand_out = |start: usize, logits: &[f32]| self.hand_out(tokens, start, logits, sink);
         match &self.backend {
             Backend::Cpu(decoder) => {
                 let hidden = decoder.forward_once(tokens, &mut |_, _| Ok(()))?;
@@ -327,6 +395,56 @@ impl LanguageModel {
             #[cfg(feature = "gpu")]
             Backend::Gpu(decoder) => decoder.score(tokens, positions, &mut hand_out),
         }
+    }
+
+    /// As [`score`](Self::score), through `cache`, which is emptied first: `chunk` tokens at a time go in and are read back, so that each
+    /// logit has seen what a generation with this cache would see. Afterwards the cache holds `positions.end` positions.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`score`](Self::score).
+    ///
+    /// # Panics
+    ///
+    /// If `positions` reaches beyond `tokens`, or if `chunk` is 0.
+    pub fn score_with_cache(
+        &self,
+        tokens: &[u32],
+        positions: Range<usize>,
+        cache: &mut KvCache,
+        chunk: usize,
+        sink: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<(), RuntimeError> {
+        assert!(positions.end <= tokens.len(), "positions {positions:?} of {} tokens", tokens.len());
+        let tokens = &tokens[..positions.end];
+        cache.truncate(0);
+        for of_chunk in tokens.chunks(chunk) {
+            let start = cache.len();
+            let hidden = self.forward(of_chunk, cache)?;
+            for first in (positions.start.max(start)..cache.len()).step_by(LOGIT_SLICE) {
+                let n = LOGIT_SLICE.min(cache.len() - first);
+                let logits = self.logits(&hidden.narrow(0, first - start, n)?)?;
+                self.hand_out(tokens, first, &f32_slice(&logits)?, sink)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Hands out the logits of the positions from `start` on, or says what is wrong with them.
+    fn hand_out(
+        &self,
+        tokens: &[u32],
+        start: usize,
+        logits: &[f32],
+        sink: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<(), RuntimeError> {
+        if let Some(bad) = first_bad_row(logits, self.config.vocab_size) {
+            return Err(self.diagnose(tokens, start + bad));
+        }
+        for (i, row) in logits.chunks_exact(self.config.vocab_size).enumerate() {
+            sink(start + i, row);
+        }
+        Ok(())
     }
 
     /// Hands `sink` the logits that predict each scored token of `trees`, the tokens of a branch in order; branches and trees take

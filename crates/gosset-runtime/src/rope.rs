@@ -75,6 +75,7 @@ impl RopeFrequencies {
 }
 
 /// Cosines and sines, one row of `head_dim / 2` per position.
+#[derive(Debug, Clone)]
 pub(crate) struct RopeTable {
     start: usize,
     half: usize,

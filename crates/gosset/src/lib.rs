@@ -9,6 +9,7 @@
 //! | [`codec`] | a matrix to compressed planes and back |
 //! | [`unisvq`] | the affine grid, second moments, error feedback |
 //! | [`container`] | the file |
+//! | [`kv`] | compressed caches of keys and values |
 //! | [`quantize`] | a checkpoint to a container |
 //! | [`runtime`] | models that run from the compressed form |
 //!
@@ -18,6 +19,7 @@
 pub use gosset_codec as codec;
 pub use gosset_container as container;
 pub use gosset_entropy as entropy;
+pub use gosset_kv as kv;
 pub use gosset_lattice as lattice;
 pub use gosset_quantize as quantize;
 pub use gosset_runtime as runtime;

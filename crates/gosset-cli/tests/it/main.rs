@@ -8,6 +8,7 @@ mod damage;
 mod device;
 mod generate;
 mod interrupt;
+mod kv;
 mod quantize;
 mod recommend;
 mod resume;

@@ -3,15 +3,18 @@
 use std::sync::Arc;
 
 use candle_core::Tensor;
+use gosset_kv::KvShape;
 
-use crate::attention::AttentionShape;
+use crate::attention::{AttentionShape, attend};
 use crate::config::ModelConfig;
 use crate::error::RuntimeError;
-use crate::kv_cache::{KvCache, LayerCache};
+use crate::kv::{CodedCache, Seen};
+use crate::kv_cache::{CacheForm, KvCache, LayerCache};
 use crate::linear::{Activation, Linear};
 use crate::models::layer::Layer;
 use crate::norm::RmsNorm;
 use crate::rope::RopeFrequencies;
+use crate::tensor::f32_slice;
 use crate::trees::Trees;
 use crate::weights::Weights;
 
@@ -82,6 +85,8 @@ enum Memory<'a> {
     Kept(&'a mut [LayerCache]),
     /// All in the same one, emptied before each.
     Forgotten(LayerCache),
+    /// All in one store.
+    Coded(&'a mut CodedCache),
 }
 
 impl Decoder {
@@ -116,7 +121,8 @@ impl Decoder {
     /// Hidden states after the final norm, `[tokens.len(), hidden]`; the cache takes the tokens' positions.
     ///
     /// `watch` sees the output of the embedding and of every layer with its name; its error ends the pass. After any error the
-    /// cache is as before. Every id is below the number of embedding rows.
+    /// cache holds the positions it held before; a compressed one may have coded more of them. Every id is below the number of embedding
+    /// rows.
     pub(crate) fn forward(
         &self,
         tokens: &[u32],
@@ -124,10 +130,14 @@ impl Decoder {
         watch: &mut dyn FnMut(&str, &Tensor) -> Result<(), RuntimeError>,
     ) -> Result<Tensor, RuntimeError> {
         let start = cache.len();
-        let result = self.pass(tokens, start, Memory::Kept(&mut cache.layers), watch);
+        let memory = match &mut cache.form {
+            CacheForm::Exact(layers) => Memory::Kept(layers),
+            CacheForm::Coded(cache) => Memory::Coded(cache),
+        };
+        let result = self.pass(tokens, start, memory, watch);
         match result {
             Ok(_) => cache.advance(tokens),
-            Err(_) => cache.truncate(start),
+            Err(_) => cache.cut(start),
         }
         result
     }
@@ -152,19 +162,49 @@ impl Decoder {
         let mut x = self.embedding.gather(tokens)?;
         watch("model.embed_tokens", &x)?;
         for (i, layer) in self.layers.iter().enumerate() {
-            let cache = match &mut memory {
-                Memory::Kept(layers) => &mut layers[i],
+            x = match &mut memory {
+                Memory::Kept(layers) => layer.forward(&x, &mut layers[i], &rope, self.shape)?,
                 Memory::Forgotten(cache) => {
                     cache.truncate(0);
-                    cache
+                    layer.forward(&x, cache, &rope, self.shape)?
+                }
+                Memory::Coded(cache) => {
+                    layer.forward_with(&x, |q, k, v| cache.attend(i, start, [q, k, v], &rope, self.shape))?
                 }
             };
-            x = layer.forward(&x, cache, &rope, self.shape)?;
             watch(layer.name(), &x)?;
         }
         let x = self.norm.forward(&x)?;
         watch("model.norm", &x)?;
         Ok(x)
+    }
+
+    /// Shows `see` the queries and keys of every layer, neither rotated, while `tokens` go through from an empty cache that nobody will
+    /// ask for.
+    pub(crate) fn probe(&self, tokens: &[u32], see: &mut Seen<'_>) -> Result<(), RuntimeError> {
+        let rope = self.rope.table(0..tokens.len());
+        let mut cache = LayerCache::new(self.shape.kv_heads, self.shape.head_dim);
+        let mut x = self.embedding.gather(tokens)?;
+        for (i, layer) in self.layers.iter().enumerate() {
+            cache.truncate(0);
+            x = layer.forward_with(&x, |q, k, v| {
+                let (q_rows, k, v) = (f32_slice(q)?, f32_slice(k)?, f32_slice(v)?);
+                see(i, &q_rows, &k)?;
+                cache.append(&k, &v, &rope);
+                attend(q, &cache, &rope, self.shape)
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Sizes of keys and values.
+    pub(crate) fn kv_shape(&self) -> KvShape {
+        KvShape { layers: self.layers.len(), kv_heads: self.shape.kv_heads, head_dim: self.shape.head_dim }
+    }
+
+    /// The frequencies that keys and queries are rotated with.
+    pub(crate) fn rope(&self) -> &RopeFrequencies {
+        &self.rope
     }
 
     /// Hidden states after the final norm of every token of `trees` that something follows, in the order of

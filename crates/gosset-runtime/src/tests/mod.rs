@@ -6,6 +6,7 @@ mod forward;
 mod generation;
 #[cfg(feature = "gpu")]
 mod gpu;
+mod kv;
 mod reference;
 mod unisvq;
 

@@ -1,0 +1,11 @@
+//! Compressed caches: the store of [`gosset_kv`] under the layers of a model.
+
+mod bias;
+mod cache;
+mod probe;
+mod rotation;
+
+pub use bias::KeyMeans;
+pub(crate) use cache::CodedCache;
+pub(crate) use probe::Seen;
+pub use probe::{CHECK_TOKENS, PROBE_TOKENS};
