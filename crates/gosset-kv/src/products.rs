@@ -67,8 +67,9 @@ fn columns<const W: usize>(
         let (b, rest) = rest.split_at(d);
         let (c, e) = rest.split_at(d);
         for ((((query, a), b), c), e) in queries.chunks_exact(stride).zip(a).zip(b).zip(c).zip(e) {
-            let query = &query[from..from + W];
-            for (sums, x) in sums.iter_mut().zip([a, b, c, e]) {
+            // An array: loops of unknown length over a tile end up on the stack, one float at a time.
+            let Some(query) = query[from..].first_chunk::<W>() else { continue };
+            for (sums, x) in sums.iter_mut().zip(&[*a, *b, *c, *e]) {
                 for (sum, q) in sums.iter_mut().zip(query) {
                     *sum += x * q;
                 }
@@ -81,7 +82,8 @@ fn columns<const W: usize>(
     for (key, out) in quads.remainder().chunks_exact(d).zip(outs.into_remainder().chunks_exact_mut(width)) {
         let mut sums = [0f32; W];
         for (query, x) in queries.chunks_exact(stride).zip(key) {
-            for (sum, q) in sums.iter_mut().zip(&query[from..from + W]) {
+            let Some(query) = query[from..].first_chunk::<W>() else { continue };
+            for (sum, q) in sums.iter_mut().zip(query) {
                 *sum += x * q;
             }
         }
@@ -155,37 +157,55 @@ impl Kernel for Sums<'_> {
 
     #[inline(always)]
     fn run(self) {
-        const ROWS: usize = 4;
-        const WIDE: usize = 16;
         let (d, width) = (self.d, self.sums.len() / self.d);
         for (quad, sums) in self.sums.chunks_exact_mut(ROWS * d).enumerate() {
-            let lane = quad * ROWS;
             let mut at = 0;
             while at + WIDE <= d {
-                let mut tile = [[0f32; WIDE]; ROWS];
-                for (value, weights) in self.values.chunks_exact(d).zip(self.weights.chunks_exact(width)) {
-                    let value = &value[at..at + WIDE];
-                    for (tile, weight) in tile.iter_mut().zip(&weights[lane..lane + ROWS]) {
-                        for (sum, v) in tile.iter_mut().zip(value) {
-                            *sum += weight * v;
-                        }
-                    }
-                }
+                let tile = weighted::<WIDE>(self.values, self.weights, d, width, quad * ROWS, at);
                 for (tile, sums) in tile.iter().zip(sums.chunks_exact_mut(d)) {
-                    for (sum, add) in sums[at..at + WIDE].iter_mut().zip(tile) {
-                        *sum += add;
-                    }
+                    sums[at..at + WIDE].iter_mut().zip(tile).for_each(|(sum, add)| *sum += add);
                 }
                 at += WIDE;
             }
-            for (row, sums) in sums.chunks_exact_mut(d).enumerate() {
-                for (k, sum) in sums.iter_mut().enumerate().skip(at) {
-                    let column = self.values.chunks_exact(d).zip(self.weights.chunks_exact(width));
-                    *sum += column.map(|(value, weights)| weights[lane + row] * value[k]).sum::<f32>();
+            while at < d {
+                let tile = weighted::<1>(self.values, self.weights, d, width, quad * ROWS, at);
+                for (tile, sums) in tile.iter().zip(sums.chunks_exact_mut(d)) {
+                    sums[at] += tile[0];
                 }
+                at += 1;
             }
         }
     }
+}
+
+/// Rows of sums that are made together: each value is loaded once for all of them.
+const ROWS: usize = 4;
+/// Coordinates of a tile: with [`ROWS`], as many sums as leave registers free.
+const WIDE: usize = 16;
+
+/// Weighted sums of coordinates `at..at + W` for the lanes from `lane` on.
+#[inline(always)]
+fn weighted<const W: usize>(
+    values: &[f32],
+    weights: &[f32],
+    d: usize,
+    width: usize,
+    lane: usize,
+    at: usize,
+) -> [[f32; W]; ROWS] {
+    let mut sums = [[0f32; W]; ROWS];
+    for (value, weights) in values.chunks_exact(d).zip(weights.chunks_exact(width)) {
+        let (Some(value), Some(weights)) = (value[at..].first_chunk::<W>(), weights[lane..].first_chunk::<ROWS>())
+        else {
+            continue;
+        };
+        for (sums, weight) in sums.iter_mut().zip(weights) {
+            for (sum, v) in sums.iter_mut().zip(value) {
+                *sum += weight * v;
+            }
+        }
+    }
+    sums
 }
 
 /// Multiplies rows of `[lanes, d]` by their factors; factors of 1 cost nothing.
