@@ -177,6 +177,10 @@ impl<C: FixedRate> KvCodec for Fixed<C> {
         self.0.enter_frame(query);
     }
 
+    fn keys_from_frame(&self, _place: Place, keys: &mut [f32]) {
+        keys.chunks_exact_mut(self.head_dim()).for_each(|key| self.0.leave_frame(key));
+    }
+
     fn value_from_frame(&self, _place: Place, sum: &mut [f32]) {
         self.0.leave_frame(sum);
     }

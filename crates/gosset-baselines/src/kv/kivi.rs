@@ -125,6 +125,8 @@ impl KvCodec for KiviKeys {
         Ok(())
     }
 
+    fn keys_from_frame(&self, _place: Place, _keys: &mut [f32]) {}
+
     fn expected_bps(&self) -> f64 {
         f64::from(self.bits) + 32.0 / TOKENS as f64
     }

@@ -196,6 +196,8 @@ fn products_survive_the_stored_frame() {
         for (z, y) in z.chunks_exact(96).zip(y.chunks_exact(96)) {
             assert!((dot(&framed, z) - dot(&q, y)).abs() < 1e-3, "{text}");
         }
+        keys.keys_from_frame(KEY, &mut z);
+        assert_eq!(z, y, "{text}");
     }
 }
 
