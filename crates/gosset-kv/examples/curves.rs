@@ -12,7 +12,7 @@ use gosset_transform::{Domain, RandomStream};
 /// Values for each point.
 const N_VALUES: usize = 1 << 19;
 /// Stored points, eight for each doubling of alpha from 2^-3 on.
-const LEN: usize = 82;
+const LEN: usize = 86;
 /// Points of a strip of a page, which takes no bits where all of them are zero.
 const STRIP: usize = 64;
 

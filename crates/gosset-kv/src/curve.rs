@@ -1,7 +1,7 @@
 //! How many bits Gaussian values take and what reconstruction suits them, by lattice, code and scale.
 //!
 //! The scale alpha is the standard deviation of the values in units of the lattice's embedding. Curves are stored at
-//! alpha = 2^(i/8 − 2) in a table that `cargo run --release -p gosset-kv --example curves` makes, and are linear in log2(alpha) between.
+//! alpha = 2^(i/8 − 3) in a table that `cargo run --release -p gosset-kv --example curves` makes, and are linear in log2(alpha) between.
 
 use gosset_lattice::LatticeKind;
 

@@ -14,6 +14,7 @@
 
 mod attend;
 mod codec;
+mod coded;
 mod coder;
 mod curve;
 mod curve_table;
@@ -45,7 +46,8 @@ pub use memory::{KvMemory, KvNote};
 pub use policy::{Budget, ExactType, KvShape, Policy, Protected};
 pub use probe::{HeadProbe, Probe, ProbeBuilder, RopePairs};
 pub use spec::{
-    Code, Coder, DEFAULT_PAGE, Frame, GRAMMAR, KvSpec, MAX_RATE, MIN_RATE, NormKind, RoleSpec, Rotation, parse_policy,
+    Code, Codecs, Coder, DEFAULT_PAGE, Frame, GRAMMAR, KvSpec, MAX_RATE, MIN_RATE, NormKind, RoleSpec, Rotation,
+    parse_policy,
 };
 pub use store::KvStore;
 pub use views::{Held, PageView};

@@ -204,6 +204,9 @@ impl RoleSpec {
     }
 }
 
+/// The codecs of keys and of values.
+pub type Codecs = (Arc<dyn KvCodec>, Arc<dyn KvCodec>);
+
 /// How a cache is stored.
 #[derive(Debug, Clone, PartialEq)]
 pub struct KvSpec {
@@ -238,11 +241,7 @@ impl KvSpec {
     ///
     /// [`KvError::HeadDim`] for a width that a code does not take, [`KvError::Spec`] for a rate that cannot be met, for a missing
     /// probe or one of another shape.
-    pub fn codecs(
-        &self,
-        shape: KvShape,
-        probe: Option<&Probe>,
-    ) -> Result<(Arc<dyn KvCodec>, Arc<dyn KvCodec>), KvError> {
+    pub fn codecs(&self, shape: KvShape, probe: Option<&Probe>) -> Result<Codecs, KvError> {
         let codec = |role: Role, spec: &RoleSpec| -> Result<Arc<dyn KvCodec>, KvError> {
             Ok(match spec.code {
                 Code::Exact(ty) => Arc::new(FloatKv::new(ty, shape.head_dim)?),

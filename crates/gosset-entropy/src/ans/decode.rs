@@ -130,16 +130,21 @@ impl<'a> StreamDecoder<'a> {
         self.cursor.take(n_bits)
     }
 
+    /// Bits taken so far; beyond the length of the words if they ended early.
+    pub fn consumed_bits(&self) -> u64 {
+        (self.cursor.next as u64 * 32).wrapping_sub(u64::from(self.cursor.n_valid))
+    }
+
     /// Whether all was well: every escape was valid, all lanes are in the final state, and the words ended where the symbols did.
     ///
     /// # Errors
     /// [`EntropyError::Escape`], [`EntropyError::FinalState`] or [`EntropyError::StreamEnd`].
     pub fn finish(self) -> Result<(), EntropyError> {
-        let Cursor { words, n_valid, next, .. } = self.cursor;
+        let words = self.cursor.words;
         if self.damaged {
             return Err(EntropyError::Escape);
         }
-        let consumed = (next as u64 * 32).wrapping_sub(u64::from(n_valid));
+        let consumed = self.consumed_bits();
         let len_bits = words.len() as u64 * 32;
         let unread = len_bits.checked_sub(consumed);
         if unread.is_none_or(|unread| unread >= u64::from(REFILL_BITS)) {

@@ -61,18 +61,20 @@ impl StreamEncoder {
     /// table.
     pub fn finish(&mut self, tables: &[EncodeTable], words: &mut Vec<u32>) -> Result<u16, EntropyError> {
         let start = words.len();
-        let n_words = self.finish_by(|table| &tables[usize::from(table)], words);
+        self.finish_by(|table| &tables[usize::from(table)], words);
+        let n_words = words.len() - start;
         u16::try_from(n_words).map_err(|_| {
             words.truncate(start);
             EntropyError::StreamWords { n_words: n_words as u64, max: MAX_WORDS }
         })
     }
 
-    /// As [`finish`](Self::finish), with the tables given one by one and no limit on the number of words.
+    /// As [`finish`](Self::finish), with the tables given one by one and no limit on the number of words; returns the length of the
+    /// stream in bits, before it is padded to whole words.
     ///
     /// # Panics
     /// If a value is no whole number of steps away from those of its table.
-    pub fn finish_by<'t>(&mut self, table_of: impl Fn(u16) -> &'t EncodeTable, words: &mut Vec<u32>) -> usize {
+    pub fn finish_by<'t>(&mut self, table_of: impl Fn(u16) -> &'t EncodeTable, words: &mut Vec<u32>) -> u64 {
         self.chunks.clear();
         let mut states = [0; LANES];
         for op in self.ops.drain(..).rev() {
@@ -98,9 +100,8 @@ impl StreamEncoder {
         let len_bits: u64 = self.chunks.iter().map(|chunk| chunk >> 32).sum();
         let mut writer = BitWriter::with_capacity_bits(len_bits);
         self.chunks.iter().rev().for_each(|&chunk| writer.write(chunk as u32, (chunk >> 32) as u32));
-        let stream = writer.into_words();
-        words.extend_from_slice(&stream);
-        stream.len()
+        words.extend(writer.into_words());
+        len_bits
     }
 }
 

@@ -104,11 +104,11 @@ impl PageFormat<'_> {
         }
         let head_bits = 8 * (page.len() - start) as u64 - fields_bits;
         let mut words = Vec::new();
-        encoder.finish_by(|table| tables.get(table), &mut words);
-        let stream_bits = 8 * write_words(&words, page) as u64;
+        let len_bits = encoder.finish_by(|table| tables.get(table), &mut words);
+        let stream_bits = write_words(&words, len_bits, page);
         let scales = (norm_bits + fields_bits).min(stream_bits + fields_bits);
-        let states = u64::from(TABLE_LOG) * LANES as u64;
-        let overhead = head_bits + states.min(stream_bits - (scales - fields_bits));
+        let ends = u64::from(TABLE_LOG) * LANES as u64 + (stream_bits - len_bits);
+        let overhead = head_bits + ends.min(stream_bits - (scales - fields_bits));
         PageBits { codes: head_bits + fields_bits + stream_bits - scales - overhead, scales, overhead }
     }
 
@@ -128,15 +128,13 @@ impl PageFormat<'_> {
         mut sink: impl FnMut(usize, usize, &[[i32; N]]),
     ) -> Result<(), KvError> {
         let n = fields.len();
-        let page = reader;
-        let bad = |e: gosset_entropy::EntropyError| page.damaged(e.to_string());
         let mut points = [[0; N]; RUN];
         if let Some(norm) = self.norm {
             let head = reader.take(3, "the head")?;
             let head = u32::from_le_bytes([head[0], head[1], head[2], 0]);
             self.read_fields(&mut reader, fields)?;
             let words = reader.words();
-            let mut decoder = StreamDecoder::new(&words).map_err(bad)?;
+            let mut decoder = start(&words, reader)?;
             if norm == NormKind::Coded {
                 let (table, centre) = ((head >> 5 & 31) as i32, (head >> 10 & 2047) as i32 - 1024);
                 if table >= NORM_TABLES || head >> 21 != 0 {
@@ -161,7 +159,7 @@ impl PageFormat<'_> {
                 code.decode(&mut decoder, points);
                 sink(at, 1, points);
             }
-            return decoder.finish().map_err(bad);
+            return finish(decoder, reader);
         }
         let head = reader.take(1, "the head")?[0];
         if head & 0x40 != 0 {
@@ -173,7 +171,7 @@ impl PageFormat<'_> {
             self.read_fields(&mut reader, fields)?;
         }
         let words = reader.words();
-        let mut decoder = StreamDecoder::new(&words).map_err(bad)?;
+        let mut decoder = start(&words, reader)?;
         for (b, code) in self.codes.iter().enumerate() {
             let is_zero = mask[b / 8] >> (b % 8) & 1 == 1;
             let code = code.shifted(i32::from(head & 63) - 32);
@@ -187,8 +185,22 @@ impl PageFormat<'_> {
                 sink(at * self.blocks + b, self.blocks, points);
             }
         }
-        decoder.finish().map_err(bad)
+        finish(decoder, reader)
     }
+}
+
+fn start<'w>(words: &'w [u32], page: Reader<'_>) -> Result<StreamDecoder<'w>, KvError> {
+    StreamDecoder::new(words).map_err(|e| page.damaged(e.to_string()))
+}
+
+/// Checks the end of the stream that takes the last bytes of a page.
+fn finish(decoder: StreamDecoder<'_>, page: Reader<'_>) -> Result<(), KvError> {
+    let consumed = decoder.consumed_bits();
+    decoder.finish().map_err(|e| page.damaged(e.to_string()))?;
+    if consumed.div_ceil(8) != page.len_bits() / 8 {
+        return Err(page.damaged(format!("its vectors take {consumed} bits of {}", page.len_bits())));
+    }
+    Ok(())
 }
 
 /// The tables of a page, numbered as the encoder is told.

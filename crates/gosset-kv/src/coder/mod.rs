@@ -1,12 +1,12 @@
 //! Pages: the quantized vectors of one head under an entropy code.
 //!
 //! All numbers are little-endian; bit strings fill 32-bit words from the most significant bit and words are written with their most
-//! significant byte first. Zero bytes at the end of the last word are left out. How many vectors a page holds and where it ends is known
-//! to whoever keeps it; a page of no vectors has no bytes. The parts come in this order:
+//! significant byte first; only the bytes that hold bits are written. How many vectors a page holds and where it ends is known to whoever
+//! keeps it; a page of no vectors has no bytes. The parts come in this order:
 //!
 //! | part | ANS, with norms | ANS, frame `probe` | Rice |
 //! |---|---|---|---|
-//! | head | 3 bytes: table shift + 16 in bits 0–4, norm table in bits 5–9, norm centre + 1024 in bits 10–20 | 1 byte: table shift + 32 in bits 0–5, bit 7: vectors have shifts | 4 bytes: parameters of both classes in bits 0–3 and 4–7, unused last bits of the string in bits 8–12, width of norms in bits 13–16, least norm + 1024 in bits 17–27 |
+//! | head | 3 bytes: table shift + 16 in bits 0–4, norm table in bits 5–9, norm centre + 1024 in bits 10–20 | 1 byte: table shift + 32 in bits 0–5, bit 7: vectors have shifts | 4 bytes: parameters of both classes in bits 0–3 and 4–7, unused last bits of the string in bits 8–10, width of norms in bits 11–14, least norm + 1024 in bits 15–25 |
 //! | zero strips | | one bit per block of coordinates, from bit 0 of the first byte on: set where it is zero in all vectors | |
 //! | fields | norms in one byte (`log8`) or two (`f16`) for each vector | shifts, one byte for each vector, if there are any | as with ANS |
 //! | bit string | norms (`coded`), then points | points of the strips that are not zero, strip after strip | norms (`coded`) in fixed width, then symbols of points |
@@ -136,8 +136,13 @@ impl<'a> Reader<'a> {
         KvError::Page { n: self.n, reason: reason.into() }
     }
 
+    /// Bits that are left.
+    fn len_bits(&self) -> u64 {
+        8 * self.page.len() as u64
+    }
+
     /// All bytes that are left, as words.
-    fn words(self) -> Vec<u32> {
+    fn words(&self) -> Vec<u32> {
         let (whole, rest) = self.page.as_chunks::<4>();
         let mut words = Vec::with_capacity(whole.len() + 1);
         words.extend(whole.iter().map(|bytes| u32::from_be_bytes(*bytes)));
@@ -150,14 +155,11 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Appends words without the zero bytes at the end of the last one; returns the bytes.
-fn write_words(words: &[u32], page: &mut Vec<u8>) -> usize {
-    let start = page.len();
-    page.extend(words.iter().flat_map(|word| word.to_be_bytes()));
-    if let Some(last) = words.last() {
-        page.truncate(page.len() - (last.trailing_zeros() / 8).min(3) as usize);
-    }
-    page.len() - start
+/// Appends the bytes that hold the first `len_bits` bits of `words`; returns their bits.
+fn write_words(words: &[u32], len_bits: u64, page: &mut Vec<u8>) -> u64 {
+    let n_bytes = len_bits.div_ceil(8) as usize;
+    page.extend(words.iter().flat_map(|word| word.to_be_bytes()).take(n_bytes));
+    8 * n_bytes as u64
 }
 
 /// The value in the middle of the norms of a page.

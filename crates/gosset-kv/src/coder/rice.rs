@@ -44,11 +44,10 @@ impl PageFormat<'_> {
         page.extend_from_slice(&[0; 4]);
         self.write_fields(fields, page);
         let fields_bits = 8 * (page.len() - start - 4) as u64;
-        let string_bits = 8 * write_words(&words, page) as u64;
-        // Zero bytes of the string that were left out count as well: up to 31 bits.
-        let unused = (32 * words.len() as u64 - len_bits) as u32;
+        let string_bits = write_words(&words, len_bits, page);
+        let unused = (string_bits - len_bits) as u32;
         let least = if coded { least + 1024 } else { 0 };
-        let head = best[0] | best[1] << 4 | unused << 8 | width << 13 | (least as u32) << 17;
+        let head = best[0] | best[1] << 4 | unused << 8 | width << 11 | (least as u32) << 15;
         page[start..start + 4].copy_from_slice(&head.to_le_bytes());
         let norm_bits = u64::from(width) * fields.len() as u64;
         let (scales, overhead) = ((fields_bits + norm_bits).min(fields_bits + string_bits), 32);
@@ -65,16 +64,16 @@ impl PageFormat<'_> {
         let (head, _) = reader.take(4, "the head")?.as_chunks();
         let head = u32::from_le_bytes(head[0]);
         let ks = [head & 15, head >> 4 & 15];
-        let (unused, width, least) = (head >> 8 & 31, head >> 13 & 15, (head >> 17 & 2047) as i32 - 1024);
+        let (unused, width, least) = (head >> 8 & 7, head >> 11 & 15, (head >> 15 & 2047) as i32 - 1024);
         let coded = self.norm == Some(NormKind::Coded);
-        if head >> 28 != 0 || width > MAX_NORM_WIDTH || !coded && head >> 13 != 0 {
+        if head >> 26 != 0 || width > MAX_NORM_WIDTH || !coded && head >> 11 != 0 {
             return Err(reader.damaged(format!("head {head:#x}: unused bits are set")));
         }
         self.read_fields(&mut reader, fields)?;
         let words = reader.words();
         let bad = |e: gosset_entropy::EntropyError| reader.damaged(e.to_string());
         let norm_bits = u64::from(width) * n as u64;
-        let len_bits = (32 * words.len() as u64).checked_sub(u64::from(unused) + norm_bits);
+        let len_bits = reader.len_bits().checked_sub(u64::from(unused) + norm_bits);
         let len_bits = len_bits.ok_or_else(|| reader.damaged("the string is shorter than its norms"))?;
         if coded {
             let mut bits = BitReader::new(&words, 0, norm_bits).map_err(bad)?;
