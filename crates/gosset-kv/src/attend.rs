@@ -213,7 +213,7 @@ impl Pass<'_> {
             Part::Recent => tiles(own.exact_from().max(kept)..own.len),
             Part::Coded => {
                 let Some(rows) = own.roles.iter().find(|rows| !rows.protected) else { return Vec::new() };
-                let pages = rows.coded.pages().iter().map(|page| page.positions());
+                let pages = rows.coded.pages(store.policy.page).map(|page| page.positions());
                 pages.chain([rows.coded.open_positions()]).collect()
             }
         }
@@ -310,14 +310,12 @@ impl Pass<'_> {
             codec.dequantize(place, open.start as u64, &s.rows, out)?;
             open.start
         } else {
-            let pages = rows.coded.pages();
-            let index = pages.partition_point(|page| page.positions().end <= segment.start);
-            let Some(page) = pages.get(index) else {
+            let Some(page) = rows.coded.page_at(segment.start, coding.page) else {
                 let reason = "no page holds them";
                 return Err(KvError::Positions { asked: segment.start as u64, held: own.len as u64, reason });
             };
-            out.resize(page.packed() * d, 0.0);
-            let body = rows.coded.body(&coding, page, head, &mut s.bytes)?;
+            out.resize(page.packed * d, 0.0);
+            let body = page.body(&coding, head, &mut s.bytes)?;
             codec.decode(place, page.first as u64, body, &mut s.rows, out)?;
             page.first
         };

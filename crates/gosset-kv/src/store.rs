@@ -3,8 +3,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::coded::Coded;
 use crate::memory::KvMemory;
-use crate::pages::{Coded, Coding};
+use crate::pages::Coding;
 use crate::ring::{self, ExactRows};
 use crate::{ExactType, KvCodec, KvError, KvShape, Policy, Protected, Role};
 

@@ -47,7 +47,7 @@ impl KvStore {
         if rows.coded.open_positions().contains(&position) {
             return Ok(Held::Open);
         }
-        if rows.coded.pages().iter().any(|page| page.positions().contains(&position)) {
+        if rows.coded.page_at(position, self.policy.page).is_some_and(|page| page.positions().contains(&position)) {
             return Ok(Held::Sealed);
         }
         let reason = "position was never appended, or dropped";
@@ -77,8 +77,8 @@ impl KvStore {
     /// [`KvError::Index`] for a layer that does not exist.
     pub fn pages(&self, layer: usize, role: Role) -> Result<Vec<PageView>, KvError> {
         self.check_layer(layer)?;
-        let pages = self.layers[layer].rows(role).coded.pages().iter();
-        Ok(pages.map(|page| PageView { positions: page.positions(), packed: page.packed() }).collect())
+        let pages = self.layers[layer].rows(role).coded.pages(self.policy.page);
+        Ok(pages.map(|page| PageView { positions: page.positions(), packed: page.packed }).collect())
     }
 
     /// Bytes of a head in the page at `index` of [`pages`](Self::pages): what its codec packed.
@@ -90,9 +90,12 @@ impl KvStore {
         self.check_layer(layer)?;
         self.check_head(head)?;
         let coded = &self.layers[layer].rows(role).coded;
-        let (pages, what) = (coded.pages(), "page");
-        let page = pages.get(index).ok_or(KvError::Index { what, found: index, held: pages.len() })?;
-        coded.body_owned(&self.coding(layer, role), page, head)
+        let mut pages = coded.pages(self.policy.page);
+        let page = pages.nth(index).ok_or_else(|| {
+            let held = coded.pages(self.policy.page).count();
+            KvError::Index { what: "page", found: index, held }
+        })?;
+        page.body_owned(&self.coding(layer, role), head)
     }
 
     /// Open rows of a head and their positions, `[n, row_bytes]`.

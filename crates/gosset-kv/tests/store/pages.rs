@@ -41,6 +41,29 @@ fn a_fixed_budget_holds_the_same_bytes_and_counts_what_spills() {
 }
 
 #[test]
+fn what_pages_need_beside_their_bytes_is_little() {
+    for budget in [Budget::Variable, Budget::Fixed] {
+        let setup = Setup { promised_bps: 0.0, ..Setup::new(Policy { budget, ..policy(0, 0, 8) }) };
+        let mut store = setup.store();
+        let n = 8 * 16 * 20;
+        feed(&mut store, &setup, &Tokens::new(n, 1), 0, n);
+        let memory = store.memory();
+        let mut bytes = 0;
+        for role in [Role::Key, Role::Value] {
+            for index in 0..n / 8 {
+                let of_head = |head| store.page_bytes(0, role, index, head).unwrap().len();
+                bytes += SHAPE.layers * (0..SHAPE.kv_heads).map(of_head).sum::<usize>();
+            }
+        }
+        // Three bytes of length per head; per 16 pages a header, a position, two counters; and once the list of layers.
+        let beside = memory.sealed() - bytes as u64;
+        let pages = memory.pages;
+        assert_eq!(pages as usize, n / 8 * 2 * SHAPE.layers);
+        assert!(beside <= pages * (3 * SHAPE.kv_heads as u64 + 6) + 1024, "{beside} bytes for {pages} pages");
+    }
+}
+
+#[test]
 fn spills_are_found_behind_pages_that_a_band_dropped() {
     let policy = Policy { budget: Budget::Fixed, ..policy(1, 3, 8) };
     let setup = Setup { promised_bps: 1.0, band: Some(20), ..Setup::new(policy) };
