@@ -29,6 +29,8 @@ const MARGIN: f64 = 5.0;
 const MIXTURE_BITS: f64 = 0.0045;
 /// Most halvings of a vector in the frame `probe`.
 const MAX_SHIFT: u16 = 255;
+/// Largest share of a rate that is set aside because a probe was short.
+const MOST_SAMPLING: f64 = 0.1;
 /// Scales from which reconstructions might leave the range of f32.
 const LARGE: f64 = 1e24;
 /// Bits of a page besides its points under ANS: states, the head, and the last byte in part.
@@ -108,7 +110,9 @@ impl LatticeKv {
                 // Head and states of a page, the last byte in part, zero strips.
                 let blocks = shape.head_dim / lattice.dim();
                 let page_bits = 8.0 + 40.0 + 4.0 + (8 * blocks.div_ceil(8)) as f64;
-                let bits = own.rate - page_bits / (page * d);
+                // Axes and variances of n tokens fit those better than others: Gaussian keys of d elements take (d + 1)/(2n) nats more.
+                let sampling = (d + 1.0) / (2.0 * probe.tokens() as f64) * std::f64::consts::LOG2_E;
+                let bits = own.rate - page_bits / (page * d) - sampling.min(MOST_SAMPLING * own.rate);
                 codec.axes = crate::frame::axes(probe, lattice, curve, bits, own.gain)?;
                 let reach = codec.axes.iter().map(|axes| axes.largest_sigma).fold(0.0, f64::max);
                 codec.rows = RowFormat::new(shape.head_dim, REACH_SIGMAS * reach + MARGIN);
