@@ -47,6 +47,24 @@ impl AttendScratch {
     pub fn new(group: usize) -> Self {
         Self { group: NonZeroUsize::new(group.max(1)), ..Self::default() }
     }
+
+    /// Bytes that it has allocated: what working with a store takes beside [`KvStore::memory`].
+    pub fn allocated_bytes(&self) -> usize {
+        let floats = [
+            &self.plain,
+            &self.framed,
+            &self.keys,
+            &self.values,
+            &self.scores,
+            &self.coded,
+            &self.exact,
+            &self.max,
+            &self.total,
+            &self.factors,
+        ];
+        let floats: usize = floats.iter().map(|own| own.capacity()).sum();
+        floats * size_of::<f32>() + self.rows.capacity() + self.bytes.capacity()
+    }
 }
 
 /// Positions whose keys and values are multiplied at once: their scores stay in the cache.

@@ -16,6 +16,24 @@ use crate::{ExactType, KvCodec, KvError, KvShape, Policy, Protected, Role};
 /// chunks positions arrive in: [`append`](Self::append) a chunk, [`attend`](Self::attend) its queries, [`settle`](Self::settle) it.
 ///
 /// Clones share sealed pages and exact vectors until one of them writes. Nothing is global.
+///
+/// ```
+/// use gosset_kv::{AttendScratch, KvShape, KvSpec, KvStore};
+///
+/// let spec: KvSpec = "e8@3,frame=none,window=4,sinks=2".parse()?;
+/// let shape = KvShape { layers: 1, kv_heads: 1, head_dim: 8 };
+/// let (keys, values) = spec.codecs(shape, None)?;
+/// let mut store = KvStore::new(shape, spec.policy, keys, values, &spec.protect)?;
+///
+/// // A prompt of ten positions whose values are all the same, then the attention of its last query.
+/// store.append(0, &[0.25; 80], &[0.5; 80])?;
+/// let mut out = [0.0; 8];
+/// store.attend(0, 0, 9, &[1.0; 8], None, &mut AttendScratch::new(1), &mut out)?;
+/// store.settle(0);
+/// assert!(out.iter().all(|x| (x - 0.5f32).abs() < 0.1));
+/// assert_eq!((store.len(0), store.exact_from(0)), (10, 6));
+/// # Ok::<(), gosset_kv::KvError>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct KvStore {
     pub(crate) shape: KvShape,

@@ -152,11 +152,11 @@ pub(crate) fn rounded(exact: ExactType, x: &[f32]) -> Vec<f32> {
     x.iter().map(round).collect()
 }
 
-/// The vector that a query at `i` sees at `j`.
-pub(crate) fn seen(setup: &Setup, tokens: &Tokens, place: Place, i: usize, j: usize) -> Vec<f32> {
+/// The vector that a query sees at `j`.
+fn seen(setup: &Setup, tokens: &Tokens, place: Place, j: usize, is_exact: bool) -> Vec<f32> {
     let (policy, m, head) = (setup.policy, setup.block, place.head as usize);
     let exact = |j| rounded(policy.exact, tokens.vector(place.role, j, head));
-    if is_exact(setup, place.role, place.layer as usize, i, j) {
+    if is_exact {
         return exact(j);
     }
     let first = policy.sinks + (j - policy.sinks) / m * m;
@@ -175,6 +175,17 @@ pub(crate) fn seen(setup: &Setup, tokens: &Tokens, place: Place, i: usize, j: us
 
 /// Attention of positions `at..at + n` of the last layer by three loops in f64, shaped as by [`feed`].
 pub(crate) fn dense(setup: &Setup, tokens: &Tokens, at: usize, n: usize) -> Vec<f32> {
+    dense_by(setup, tokens, at, n, |role, i, j| is_exact(setup, role, SHAPE.layers - 1, i, j))
+}
+
+/// The same where `exact` says whether the query at i sees position j exact.
+pub(crate) fn dense_by(
+    setup: &Setup,
+    tokens: &Tokens,
+    at: usize,
+    n: usize,
+    exact: impl Fn(Role, usize, usize) -> bool,
+) -> Vec<f32> {
     let (d, layer) = (SHAPE.head_dim, SHAPE.layers - 1);
     let mut out = Vec::new();
     for i in at..at + n {
@@ -183,11 +194,11 @@ pub(crate) fn dense(setup: &Setup, tokens: &Tokens, at: usize, n: usize) -> Vec<
             let place = |role| Place { layer: layer as u32, role, head: head as u32 };
             let vectors: Vec<(Vec<f32>, Vec<f32>)> = (from..=i)
                 .map(|j| {
-                    let mut key = seen(setup, tokens, place(Role::Key), i, j);
+                    let mut key = seen(setup, tokens, place(Role::Key), j, exact(Role::Key, i, j));
                     if setup.rope {
                         Turn.rotate(j as u64, &mut key);
                     }
-                    (key, seen(setup, tokens, place(Role::Value), i, j))
+                    (key, seen(setup, tokens, place(Role::Value), j, exact(Role::Value, i, j)))
                 })
                 .collect();
             for g in 0..GROUP {

@@ -1,4 +1,5 @@
 //! The store against a dense reference: what is exact, what is coded, and what attention makes of it.
+#![allow(clippy::unwrap_used, reason = "helpers of tests, which fail by panicking")]
 
 mod attention;
 mod byte_codec;
@@ -8,3 +9,4 @@ mod f04_splits;
 mod f06_clones;
 mod f07_rewinds;
 mod pages;
+mod random_walks;
