@@ -12,8 +12,8 @@ use gosset_lattice::LatticeKind;
 
 use crate::curve::Curve;
 use crate::eigen::principal_axes;
+use crate::matrix::{ROWS, apply};
 use crate::probe::HeadProbe;
-use crate::rotation::apply;
 use crate::{KvError, Probe};
 
 /// Least weight of a pair of coordinates, relative to the largest: queries may never look at some of them.
@@ -27,7 +27,7 @@ pub(crate) struct Axes {
     /// Row j: what coordinate j of a key adds to each coordinate of the frame.
     to_frame: Vec<f32>,
     /// Row i: what coordinate i of the frame adds to each coordinate of a key.
-    pub(crate) from_frame: Vec<f32>,
+    from_frame: Vec<f32>,
     /// Tables of each block of coordinates.
     pub(crate) codes: Vec<PointCode>,
     /// Largest standard deviation of a coordinate, in steps.
@@ -35,17 +35,27 @@ pub(crate) struct Axes {
 }
 
 impl Axes {
+    /// Takes coordinates in the frame, `[n, head_dim]`, to keys less their mean, in place; `scratch` holds [`ROWS`] vectors.
+    pub(crate) fn leave_frame(&self, keys: &mut [f32], scratch: &mut [f32]) {
+        let d = scratch.len() / ROWS;
+        for keys in keys.chunks_mut(scratch.len()) {
+            let scratch = &mut scratch[..keys.len()];
+            scratch.copy_from_slice(keys);
+            apply(&self.from_frame, d, scratch, keys);
+        }
+    }
+
     /// Brings `key`, less its mean, into the frame, with coordinates up to `max`; returns the number of halvings that takes.
     ///
     /// `key` is changed.
     pub(crate) fn to_frame(&self, key: &mut [f32], out: &mut [f32], max: f32) -> u16 {
         let mut shift = 0;
-        apply(&self.to_frame, key, out);
+        apply(&self.to_frame, key.len(), key, out);
         if out.iter().any(|v| !v.is_finite()) {
             // Far beyond any key: 2^-64 leaves room for all sums.
             shift = 64;
             key.iter_mut().for_each(|v| *v *= 1.0 / 18_446_744_073_709_551_616.0);
-            apply(&self.to_frame, key, out);
+            apply(&self.to_frame, key.len(), key, out);
         }
         // Sums of finite numbers that are smaller by 2^64 are finite unless the matrix itself is out of range.
         while shift < 255 && out.iter().any(|v| v.abs() > max) {

@@ -15,8 +15,9 @@ use crate::coder::{self, PageFormat};
 use crate::curve::Curve;
 use crate::float_kv::{check_len, non_finite};
 use crate::frame::Axes;
+use crate::matrix::ROWS;
 use crate::norm;
-use crate::rotation::{Rotator, apply};
+use crate::rotation::Rotator;
 use crate::rows::RowFormat;
 use crate::spec::{Code, Coder, Frame, NormKind, RoleSpec};
 use crate::{KvCodec, KvError, KvShape, KvSpec, PageBits, Place, Probe, Role, dither};
@@ -369,27 +370,29 @@ fn reconstruct<const N: usize, L: BitStrip<N>>(
     out: &mut [f32],
 ) {
     let d = codec.shape.head_dim;
-    let (mut u, mut scratch) = (vec![0.0; d], vec![0.0; d]);
-    let zeros = vec![0.0; d];
-    let mean = codec.means.get(head).unwrap_or(&zeros);
-    let per_norm = codec.gain / (codec.alpha * (d as f64).sqrt());
-    for ((v, field), position) in out.chunks_exact_mut(d).zip(fields).zip(first..) {
-        if codec.spec.dither {
+    if codec.spec.dither {
+        let mut u = vec![0.0; d];
+        for (v, position) in out.chunks_exact_mut(d).zip(first..) {
             dither::fill::<N, L>(&mut dither::stream(codec.seed, place, position), &mut u);
             v.iter_mut().zip(&u).for_each(|(v, u)| *v -= u);
         }
-        let scale = match codec.axes.get(head) {
-            None => {
-                if codec.original {
-                    codec.rotators[place.layer as usize].inverse(v, &mut scratch);
-                }
-                norm::value(codec.spec.norm, field) * per_norm
-            }
-            Some(axes) => {
-                scratch.copy_from_slice(v);
-                apply(&axes.from_frame, &scratch, v);
-                libm::exp2(f64::from(field.min(MAX_SHIFT)))
-            }
+    }
+    let mut scratch = vec![0.0; ROWS * d];
+    let axes = codec.axes.get(head);
+    if let Some(axes) = axes {
+        axes.leave_frame(out, &mut scratch);
+    } else if codec.original {
+        let rotator = &codec.rotators[place.layer as usize];
+        out.chunks_exact_mut(d).for_each(|v| rotator.inverse(v, &mut scratch[..d]));
+    }
+    let zeros = vec![0.0; d];
+    let mean = codec.means.get(head).unwrap_or(&zeros);
+    let per_norm = codec.gain / (codec.alpha * (d as f64).sqrt());
+    for (v, field) in out.chunks_exact_mut(d).zip(fields) {
+        let scale = match axes {
+            None => norm::value(codec.spec.norm, field) * per_norm,
+            Some(_) if field == 0 => 1.0,
+            Some(_) => libm::exp2(f64::from(field.min(MAX_SHIFT))),
         };
         if scale < LARGE {
             let scale = scale as f32;

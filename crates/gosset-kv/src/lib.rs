@@ -24,6 +24,7 @@ mod error;
 mod float_kv;
 mod frame;
 mod lattice_kv;
+mod matrix;
 mod memory;
 mod norm;
 mod pages;

@@ -4,6 +4,7 @@ use std::f64::consts::TAU;
 
 use gosset_transform::{Domain, Hadamard, RandomStream, Rht, Signs, TilePlan};
 
+use crate::matrix::apply;
 use crate::spec::Rotation;
 
 /// An orthonormal map and its inverse.
@@ -53,7 +54,7 @@ impl Rotator {
             }
             Self::Dense(dense) => {
                 scratch.copy_from_slice(row);
-                apply(&dense.transposed, scratch, row);
+                apply(&dense.transposed, row.len(), scratch, row);
             }
         }
     }
@@ -70,7 +71,7 @@ impl Rotator {
             }
             Self::Dense(dense) => {
                 scratch.copy_from_slice(row);
-                apply(&dense.matrix, scratch, row);
+                apply(&dense.matrix, row.len(), scratch, row);
             }
         }
     }
@@ -81,29 +82,6 @@ impl Rotator {
 pub(crate) struct Dense {
     matrix: Vec<f32>,
     transposed: Vec<f32>,
-}
-
-/// Outputs that are summed in registers.
-const LANES: usize = 16;
-
-/// `out` = Σ_j x_j · row j of `matrix`, `[x.len(), out.len()]`, the terms added in order: the same bits on every machine.
-pub(crate) fn apply(matrix: &[f32], x: &[f32], out: &mut [f32]) {
-    let width = out.len();
-    let (chunks, rest) = out.as_chunks_mut::<LANES>();
-    let whole = chunks.len() * LANES;
-    for (c, out) in chunks.iter_mut().enumerate() {
-        let mut sums = [0.0; LANES];
-        for (row, &x) in matrix.chunks_exact(width).zip(x) {
-            let Some((row, _)) = row[c * LANES..].split_first_chunk::<LANES>() else { continue };
-            for (sum, m) in sums.iter_mut().zip(row) {
-                *sum += x * m;
-            }
-        }
-        *out = sums;
-    }
-    for (i, out) in (whole..).zip(rest) {
-        *out = matrix.chunks_exact(width).zip(x).fold(0.0, |sum, (row, &x)| sum + x * row[i]);
-    }
 }
 
 /// A matrix distributed uniformly among the orthonormal ones: rows of standard normal numbers made orthonormal one after the other,
