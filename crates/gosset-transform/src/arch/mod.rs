@@ -16,6 +16,25 @@ mod x86;
 use crate::plan::TileRun;
 
 /// A computation that [`Backend::vectorize`] compiles for the instructions of a backend.
+///
+/// ```
+/// use gosset_transform::{Backend, Kernel};
+///
+/// struct Axpy<'a>(f32, &'a [f32], &'a mut [f32]);
+///
+/// impl Kernel for Axpy<'_> {
+///     type Output = ();
+///
+///     #[inline(always)]
+///     fn run(self) {
+///         self.2.iter_mut().zip(self.1).for_each(|(y, x)| *y += self.0 * x);
+///     }
+/// }
+///
+/// let mut y = [1.0; 3];
+/// Backend::detect().vectorize(Axpy(2.0, &[0.0, 1.0, 2.0], &mut y));
+/// assert_eq!(y, [1.0, 3.0, 5.0]);
+/// ```
 pub trait Kernel {
     /// What it gives.
     type Output;
