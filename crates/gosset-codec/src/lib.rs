@@ -62,6 +62,7 @@ mod error;
 mod header;
 mod matrix;
 mod parallel;
+pub mod paths;
 mod plane;
 pub mod points;
 mod scale;

@@ -13,6 +13,7 @@ use gosset_lattice::LatticeKind;
 use crate::curve::Curve;
 use crate::eigen::principal_axes;
 use crate::matrix::{ROWS, apply};
+use crate::norm_frame::scale_and_shift;
 use crate::probe::HeadProbe;
 use crate::{KvError, Probe};
 
@@ -20,10 +21,13 @@ use crate::{KvError, Probe};
 const LEAST_WEIGHT: f64 = 1e-4;
 /// Steps of the search for a step, each of which halves its logarithm's bracket.
 const SEARCH_STEPS: usize = 60;
+/// Most halvings of a vector.
+const MAX_SHIFT: u16 = 255;
 
 /// The transform of one head, with the step in it.
 #[derive(Debug, Clone)]
 pub(crate) struct Axes {
+    mean: Vec<f32>,
     /// Row j: what coordinate j of a key adds to each coordinate of the frame.
     to_frame: Vec<f32>,
     /// Row i: what coordinate i of the frame adds to each coordinate of a key.
@@ -35,39 +39,46 @@ pub(crate) struct Axes {
 }
 
 impl Axes {
-    /// Takes coordinates in the frame, `[n, head_dim]`, to keys less their mean, in place; `scratch` holds [`ROWS`] vectors.
-    pub(crate) fn leave_frame(&self, keys: &mut [f32], scratch: &mut [f32]) {
-        let d = scratch.len() / ROWS;
-        for keys in keys.chunks_mut(scratch.len()) {
+    /// Writes the coordinates of key `x` in the frame to `v`, up to `max` in magnitude, and returns the number of halvings that takes;
+    /// `scratch` has as many elements.
+    pub(crate) fn enter(&self, x: &[f32], v: &mut [f32], scratch: &mut [f32], max: f32) -> u16 {
+        let d = x.len();
+        scratch.iter_mut().zip(x.iter().zip(&self.mean)).for_each(|(s, (x, m))| *s = x - m);
+        let mut shift = 0;
+        apply(&self.to_frame, d, scratch, v);
+        if v.iter().any(|v| !v.is_finite()) {
+            // Far beyond any key: 2^-64 leaves room for all sums.
+            shift = 64;
+            let small = |(x, m): (&f32, &f32)| ((f64::from(*x) - f64::from(*m)) / 18_446_744_073_709_551_616.0) as f32;
+            scratch.iter_mut().zip(x.iter().zip(&self.mean)).for_each(|(s, pair)| *s = small(pair));
+            apply(&self.to_frame, d, scratch, v);
+        }
+        while shift < MAX_SHIFT && v.iter().any(|v| v.abs() > max) {
+            v.iter_mut().for_each(|v| *v *= 0.5);
+            shift += 1;
+        }
+        shift
+    }
+
+    /// Takes quantized coordinates, `[n, head_dim]`, to keys, in place.
+    pub(crate) fn leave(&self, shifts: impl Iterator<Item = u16>, out: &mut [f32]) {
+        let d = self.mean.len();
+        let mut scratch = vec![0.0; ROWS * d];
+        for keys in out.chunks_mut(ROWS * d) {
             let scratch = &mut scratch[..keys.len()];
             scratch.copy_from_slice(keys);
             apply(&self.from_frame, d, scratch, keys);
         }
-    }
-
-    /// Brings `key`, less its mean, into the frame, with coordinates up to `max`; returns the number of halvings that takes.
-    ///
-    /// `key` is changed.
-    pub(crate) fn to_frame(&self, key: &mut [f32], out: &mut [f32], max: f32) -> u16 {
-        let mut shift = 0;
-        apply(&self.to_frame, key.len(), key, out);
-        if out.iter().any(|v| !v.is_finite()) {
-            // Far beyond any key: 2^-64 leaves room for all sums.
-            shift = 64;
-            key.iter_mut().for_each(|v| *v *= 1.0 / 18_446_744_073_709_551_616.0);
-            apply(&self.to_frame, key.len(), key, out);
+        for (key, shift) in out.chunks_exact_mut(d).zip(shifts) {
+            let scale = if shift == 0 { 1.0 } else { libm::exp2(f64::from(shift.min(MAX_SHIFT))) };
+            scale_and_shift(key, scale, Some(&self.mean));
         }
-        // Sums of finite numbers that are smaller by 2^64 are finite unless the matrix itself is out of range.
-        while shift < 255 && out.iter().any(|v| v.abs() > max) {
-            out.iter_mut().for_each(|v| *v *= 0.5);
-            shift += 1;
-        }
-        shift
     }
 }
 
 /// A head before its step is known.
 struct Shape {
+    mean: Vec<f32>,
     weights: Vec<f64>,
     /// Eigenvectors as rows.
     axes: Vec<f64>,
@@ -133,7 +144,8 @@ impl Shape {
             .chunks(dim)
             .map(|block| (block.iter().map(|v| v.max(floor)).sum::<f64>() / dim as f64).sqrt())
             .collect();
-        Self { weights, axes, sigmas, largest }
+        let mean = head.mean.iter().map(|&m| m as f32).collect();
+        Self { mean, weights, axes, sigmas, largest }
     }
 
     fn finish(&self, lattice: LatticeKind, curve: Curve, step: f64, gain: bool) -> Axes {
@@ -146,6 +158,6 @@ impl Shape {
             .map(|ij| (gains[ij / d / lattice.dim()] * step * self.axes[ij] / self.weights[ij % d]) as f32)
             .collect();
         let codes = self.sigmas.iter().map(|sigma| PointCode::for_alpha(lattice, (sigma / step) as f32)).collect();
-        Axes { to_frame, from_frame, codes, largest_sigma: self.largest / step }
+        Axes { mean: self.mean.clone(), to_frame, from_frame, codes, largest_sigma: self.largest / step }
     }
 }

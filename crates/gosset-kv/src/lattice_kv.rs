@@ -15,29 +15,17 @@ use crate::coder::{self, PageFormat};
 use crate::curve::Curve;
 use crate::float_kv::{check_len, non_finite};
 use crate::frame::Axes;
-use crate::matrix::ROWS;
-use crate::norm;
-use crate::rotation::Rotator;
+use crate::norm_frame::{NormFrame, means};
+use crate::overhead::{NORM_MARGIN, probe_page_bits, with_norms};
+use crate::place::{Places, checked_probe};
 use crate::rows::RowFormat;
-use crate::spec::{Code, Coder, Frame, NormKind, RoleSpec};
+use crate::spec::{Code, Coder, Frame, RoleSpec};
 use crate::{KvCodec, KvError, KvShape, KvSpec, PageBits, Place, Probe, Role, dither};
 
-/// Coordinates beyond which a vector in the frame `probe` would be shifted even if its row had room.
+/// Standard deviations of a coordinate in the frame `probe` that rows have room for; vectors that reach farther are shifted.
 const REACH_SIGMAS: f64 = 10.0;
 /// How far a nearest point and a dither may take a coordinate away, together, rounded up.
 const MARGIN: f64 = 5.0;
-/// What vectors of different norms in one page under one set of tables cost, in bits per scalar: measured at 64 and 128 elements.
-const MIXTURE_BITS: f64 = 0.0045;
-/// Most halvings of a vector in the frame `probe`.
-const MAX_SHIFT: u16 = 255;
-/// Largest share of a rate that is set aside because a probe was short.
-const MOST_SAMPLING: f64 = 0.1;
-/// Scales from which reconstructions might leave the range of f32.
-const LARGE: f64 = 1e24;
-/// Bits of a page besides its points under ANS: states, the head, and the last byte in part.
-const ANS_PAGE_BITS: f64 = 40.0 + 24.0 + 4.0;
-/// The same under Rice codes.
-const RICE_PAGE_BITS: f64 = 32.0 + 4.0;
 
 /// A codec of keys or values by nearest points of a lattice.
 ///
@@ -47,24 +35,20 @@ pub struct LatticeKv {
     name: String,
     lattice: LatticeKind,
     role: Role,
-    shape: KvShape,
+    places: Places,
     spec: RoleSpec,
     seed: u64,
     rows: RowFormat,
-    /// Whether reconstructions are in original coordinates.
-    original: bool,
-    /// Scale, with norms.
-    alpha: f64,
-    gain: f64,
-    /// Rotations by layer, with norms.
-    rotators: Vec<Rotator>,
-    /// Means by layer and head, of keys with a frame.
-    means: Vec<Vec<f32>>,
-    /// Transforms by layer and head, in the frame `probe`.
-    axes: Vec<Axes>,
-    /// Tables of all points, with norms.
-    codes: Vec<PointCode>,
-    expected_bps: f64,
+    form: Form,
+}
+
+/// How vectors are brought to lattice points.
+#[derive(Debug)]
+enum Form {
+    /// With norms, all points under one set of tables.
+    Normed(NormFrame, [PointCode; 1]),
+    /// In the frame `probe`, by layer and head.
+    Probed(Vec<Axes>),
 }
 
 impl LatticeKv {
@@ -79,151 +63,63 @@ impl LatticeKv {
             let reason = "expected a lattice: z, a2, d4 or e8".to_owned();
             return Err(KvError::Spec { spec: own.code_and_rate(), reason });
         };
-        check_shape(lattice, shape)?;
-        let head_probes = match own.frame {
-            Frame::None => None,
-            _ => Some(checked_probe(own.frame, shape, probe)?),
-        };
-        let (d, page) = (shape.head_dim as f64, spec.policy.page as f64);
+        check_width(lattice, shape.head_dim)?;
+        let places = Places::new(shape)?;
         let curve = Curve::new(lattice, own.coder, own.dither);
-        let mut codec = Self {
-            name: own.code_and_rate(),
-            lattice,
-            role,
-            shape,
-            spec: own,
-            seed: spec.seed,
-            rows: RowFormat::new(shape.head_dim, 0.0),
-            original: role == Role::Key && spec.keys_before_rope,
-            alpha: 1.0,
-            gain: 1.0,
-            rotators: Vec::new(),
-            means: Vec::new(),
-            axes: Vec::new(),
-            codes: Vec::new(),
-            expected_bps: own.rate,
-        };
-        if let Some(probe) = head_probes {
-            let heads = (0..shape.layers).flat_map(|layer| (0..shape.kv_heads).map(move |head| (layer, head)));
-            let head = |(layer, head)| probe.head(layer, head).expect("the probe has the shape of the model");
-            codec.means = heads.map(|at| head(at).mean.iter().map(|&m| m as f32).collect()).collect();
-            if own.frame == Frame::Probe {
-                // Head and states of a page, the last byte in part, zero strips.
-                let blocks = shape.head_dim / lattice.dim();
-                let page_bits = 8.0 + 40.0 + 4.0 + (8 * blocks.div_ceil(8)) as f64;
-                // Axes and variances of n tokens fit those better than others: Gaussian keys of d elements take (d + 1)/(2n) nats more.
-                let sampling = (d + 1.0) / (2.0 * probe.tokens() as f64) * std::f64::consts::LOG2_E;
-                let bits = own.rate - page_bits / (page * d) - sampling.min(MOST_SAMPLING * own.rate);
-                codec.axes = crate::frame::axes(probe, lattice, curve, bits, own.gain)?;
-                let reach = codec.axes.iter().map(|axes| axes.largest_sigma).fold(0.0, f64::max);
-                codec.rows = RowFormat::new(shape.head_dim, REACH_SIGMAS * reach + MARGIN);
-                codec.axes.iter().for_each(|axes| coder::prepare(&axes.codes, false));
-                return Ok(codec);
+        let (d, page) = (shape.head_dim, spec.policy.page);
+        let (form, reach) = if own.frame == Frame::Probe {
+            let probe = checked_probe(own.frame, shape, probe)?;
+            let bits = own.rate - probe_page_bits(d, page, d / lattice.dim(), probe.tokens(), own.rate);
+            let axes = crate::frame::axes(probe, lattice, curve, bits, own.gain)?;
+            axes.iter().for_each(|axes| coder::prepare(&axes.codes, false));
+            let largest = axes.iter().map(|axes| axes.largest_sigma).fold(0.0, f64::max);
+            (Form::Probed(axes), REACH_SIGMAS * largest)
+        } else {
+            let means = match own.frame {
+                Frame::None => Vec::new(),
+                _ => means(checked_probe(own.frame, shape, probe)?),
+            };
+            let alpha = curve.alpha(with_norms(&own, d, page, curve.range())?);
+            let gain = if own.gain { curve.gain(alpha) } else { 1.0 };
+            let spread = if own.dither { (alpha * alpha + lattice.mse_per_dim()).sqrt() } else { alpha };
+            let codes = [PointCode::for_alpha(lattice, spread as f32)];
+            if own.coder == Coder::Ans {
+                coder::prepare(&codes, true);
             }
-        }
-        let norm_bits = match own.norm {
-            NormKind::Coded if own.coder == Coder::Rice => 2.0,
-            NormKind::Coded => coded_norm_bits(d),
-            NormKind::Log8 => 8.0,
-            NormKind::F16 => 16.0,
+            let frame = NormFrame::new(spec, role, shape, means, alpha, gain);
+            (Form::Normed(frame, codes), NORM_MARGIN * alpha * (d as f64).sqrt())
         };
-        let page_bits = if own.coder == Coder::Rice { RICE_PAGE_BITS } else { ANS_PAGE_BITS };
-        let overhead = norm_bits / d + page_bits / (page * d) + MIXTURE_BITS;
-        let bits = own.rate - overhead;
-        let (least, most) = curve.range();
-        if !(least..=most).contains(&bits) {
-            let reason = format!(
-                "norms and page ends take {overhead:.3} bits per scalar: expected {:.2} to {:.2}",
-                least + overhead,
-                most + overhead
-            );
-            return Err(KvError::Spec { spec: codec.name, reason });
-        }
-        codec.alpha = curve.alpha(bits);
-        if own.gain {
-            codec.gain = curve.gain(codec.alpha);
-        }
-        // The stored norm is at least 2^(-1/8) of the norm.
-        codec.rows = RowFormat::new(shape.head_dim, 1.1 * codec.alpha * d.sqrt() + MARGIN);
-        // One rotation for each layer; those of values are other ones than those of keys.
-        let seed = |layer: usize| spec.seed.wrapping_add(2 * layer as u64 + u64::from(role == Role::Value));
-        codec.rotators =
-            (0..shape.layers).map(|layer| Rotator::new(own.rotation, shape.head_dim, seed(layer))).collect();
-        let spread = if own.dither { (codec.alpha.powi(2) + lattice.mse_per_dim()).sqrt() } else { codec.alpha };
-        codec.codes = vec![PointCode::for_alpha(lattice, spread as f32)];
-        if own.coder == Coder::Ans {
-            coder::prepare(&codec.codes, true);
-        }
-        Ok(codec)
+        let rows = RowFormat::new(d, reach + MARGIN);
+        Ok(Self { name: own.code_and_rate(), lattice, role, places, spec: own, seed: spec.seed, rows, form })
     }
 
-    /// Place of a head among those of all layers.
-    fn head(&self, place: Place) -> Result<usize, KvError> {
-        let (layer, head) = (place.layer as usize, place.head as usize);
-        let KvShape { layers, kv_heads, .. } = self.shape;
-        if layer >= layers {
-            return Err(KvError::Length { what: "layers of the codec", found: layers, expected: layer + 1 });
-        }
-        if head >= kv_heads {
-            return Err(KvError::Length { what: "heads of the codec", found: kv_heads, expected: head + 1 });
-        }
-        Ok(layer * kv_heads + head)
-    }
-
-    fn format(&self, head: usize) -> PageFormat<'_> {
-        let (norm, codes) = match self.axes.get(head) {
-            Some(axes) => (None, &axes.codes[..]),
-            None => (Some(self.spec.norm), &self.codes[..]),
+    fn page_format(&self, head: usize) -> PageFormat<'_> {
+        let (norm, codes) = match &self.form {
+            Form::Normed(frame, codes) => (Some(frame.kind), &codes[..]),
+            Form::Probed(axes) => (None, &axes[head].codes[..]),
         };
-        let blocks = self.shape.head_dim / self.lattice.dim();
-        PageFormat { coder: self.spec.coder, norm, codes, blocks }
+        PageFormat { coder: self.spec.coder, norm, codes, blocks: self.head_dim() / self.lattice.dim() }
     }
 
-    /// The rotation of a layer that is left in reconstructions.
-    fn rotation_of_frame(&self, place: Place, role: Role) -> Option<&Rotator> {
-        if self.original || role != self.role { None } else { self.rotators.get(place.layer as usize) }
+    /// The rotation that is left in reconstructions of a role.
+    fn rotation(&self, place: Place, role: Role) -> Option<&crate::rotation::Rotator> {
+        match &self.form {
+            Form::Normed(frame, _) if role == self.role => frame.rotation_of_frame(place),
+            _ => None,
+        }
     }
 }
 
-/// Bits of the norm of `d` Gaussian values in quarter octaves: their spread is about 4·log2(e)/√(2d) of them, and rounding adds 1/12 to
-/// its square.
-fn coded_norm_bits(d: f64) -> f64 {
-    let spread = 4.0 * std::f64::consts::LOG2_E / (2.0 * d).sqrt();
-    0.5 * libm::log2(std::f64::consts::TAU * std::f64::consts::E * (spread * spread + 1.0 / 12.0))
-}
-
-fn check_shape(lattice: LatticeKind, shape: KvShape) -> Result<(), KvError> {
-    let d = shape.head_dim;
+fn check_width(lattice: LatticeKind, head_dim: usize) -> Result<(), KvError> {
     let allowed = match lattice {
         LatticeKind::Z | LatticeKind::A2 => "even widths fit",
         LatticeKind::D4 => "multiples of 4 fit; a2 and z take any even width",
         LatticeKind::E8 => "multiples of 8 fit; d4 takes multiples of 4, a2 and z any even width",
     };
-    if d == 0 || d % 2 == 1 || !d.is_multiple_of(lattice.dim()) {
-        return Err(KvError::HeadDim { head_dim: d, codec: lattice.name().to_owned(), allowed });
-    }
-    for (what, found, expected) in [
-        ("layers of the model", shape.layers, dither::MAX_LAYERS),
-        ("heads of a layer", shape.kv_heads, dither::MAX_HEADS),
-    ] {
-        if found > expected {
-            return Err(KvError::Length { what, found, expected });
-        }
+    if head_dim == 0 || head_dim % 2 == 1 || !head_dim.is_multiple_of(lattice.dim()) {
+        return Err(KvError::HeadDim { head_dim, codec: lattice.name().to_owned(), allowed });
     }
     Ok(())
-}
-
-fn checked_probe(frame: Frame, shape: KvShape, probe: Option<&Probe>) -> Result<&Probe, KvError> {
-    let spec = format!("frame={}", frame.name());
-    let Some(probe) = probe else {
-        let reason = "keys of the model have to be probed first; frame=none needs no probe".to_owned();
-        return Err(KvError::Spec { spec, reason });
-    };
-    if probe.shape() != shape {
-        let reason = format!("the probe is of {:?}, expected {shape:?}", probe.shape());
-        return Err(KvError::Spec { spec, reason });
-    }
-    Ok(probe)
 }
 
 impl KvCodec for LatticeKv {
@@ -232,7 +128,7 @@ impl KvCodec for LatticeKv {
     }
 
     fn head_dim(&self) -> usize {
-        self.shape.head_dim
+        self.places.shape().head_dim
     }
 
     fn row_bytes(&self) -> usize {
@@ -240,7 +136,7 @@ impl KvCodec for LatticeKv {
     }
 
     fn quantize(&self, place: Place, first: u64, x: &[f32], rows: &mut [u8]) -> Result<(), KvError> {
-        let (d, head) = (self.shape.head_dim, self.head(place)?);
+        let (d, head) = (self.head_dim(), self.places.index(place)?);
         let n = x.len() / d;
         check_len("x", x.len(), n * d)?;
         check_len("rows", rows.len(), n * self.rows.bytes())?;
@@ -252,7 +148,7 @@ impl KvCodec for LatticeKv {
     }
 
     fn dequantize(&self, place: Place, first: u64, rows: &[u8], out: &mut [f32]) -> Result<(), KvError> {
-        let (d, head) = (self.shape.head_dim, self.head(place)?);
+        let (d, head) = (self.head_dim(), self.places.index(place)?);
         let n = out.len() / d;
         check_len("out", out.len(), n * d)?;
         check_len("rows", rows.len(), n * self.rows.bytes())?;
@@ -261,14 +157,14 @@ impl KvCodec for LatticeKv {
     }
 
     fn pack(&self, place: Place, rows: &[u8], page: &mut Vec<u8>) -> Result<PageBits, KvError> {
-        let head = self.head(place)?;
+        let head = self.places.index(place)?;
         let n = rows.len() / self.rows.bytes();
         check_len("rows", rows.len(), n * self.rows.bytes())?;
         self.lattice.dispatch(Pack { codec: self, head, rows, page })
     }
 
     fn unpack(&self, place: Place, page: &[u8], rows: &mut [u8]) -> Result<(), KvError> {
-        let head = self.head(place)?;
+        let head = self.places.index(place)?;
         let n = rows.len() / self.rows.bytes();
         check_len("rows", rows.len(), n * self.rows.bytes())?;
         self.lattice.dispatch(Unpack { codec: self, head, page, rows })
@@ -282,33 +178,33 @@ impl KvCodec for LatticeKv {
         _rows: &mut Vec<u8>,
         out: &mut [f32],
     ) -> Result<(), KvError> {
-        let (d, head) = (self.shape.head_dim, self.head(place)?);
+        let (d, head) = (self.head_dim(), self.places.index(place)?);
         let n = out.len() / d;
         check_len("out", out.len(), n * d)?;
         self.lattice.dispatch(Decode { codec: self, place, head, first, page, out })
     }
 
     fn query_to_frame(&self, place: Place, query: &mut [f32]) {
-        if let Some(rotator) = self.rotation_of_frame(place, Role::Key) {
+        if let Some(rotator) = self.rotation(place, Role::Key) {
             rotator.forward(query, &mut vec![0.0; query.len()]);
         }
     }
 
     fn value_from_frame(&self, place: Place, sum: &mut [f32]) {
-        if let Some(rotator) = self.rotation_of_frame(place, Role::Value) {
+        if let Some(rotator) = self.rotation(place, Role::Value) {
             rotator.inverse(sum, &mut vec![0.0; sum.len()]);
         }
     }
 
     fn keys_from_frame(&self, place: Place, keys: &mut [f32]) {
-        if let Some(rotator) = self.rotation_of_frame(place, Role::Key) {
-            let mut scratch = vec![0.0; self.shape.head_dim];
-            keys.chunks_exact_mut(self.shape.head_dim).for_each(|key| rotator.inverse(key, &mut scratch));
+        if let Some(rotator) = self.rotation(place, Role::Key) {
+            let mut scratch = vec![0.0; self.places.shape().head_dim];
+            keys.chunks_exact_mut(self.places.shape().head_dim).for_each(|key| rotator.inverse(key, &mut scratch));
         }
     }
 
     fn expected_bps(&self) -> f64 {
-        self.expected_bps
+        self.spec.rate
     }
 }
 
@@ -326,25 +222,14 @@ impl LatticeVisitor for Quantize<'_> {
 
     fn visit<const N: usize, L: BitStrip<N>>(self) {
         let Self { codec, place, head, first, x, rows } = self;
-        let d = codec.shape.head_dim;
+        let d = codec.head_dim();
         let (mut v, mut scratch, mut u) = (vec![0.0; d], vec![0.0; d], vec![0.0; d]);
-        let mean = codec.means.get(head);
         let format = codec.rows;
         for ((x, row), position) in x.chunks_exact(d).zip(rows.chunks_exact_mut(format.bytes())).zip(first..) {
-            let centred = |i: usize| mean.map_or(x[i], |mean| x[i] - mean[i]);
-            let field = match codec.axes.get(head) {
-                None => {
-                    let squares = (0..d).map(|i| f64::from(centred(i)) * f64::from(centred(i))).sum();
-                    let stored = norm::store(codec.spec.norm, squares);
-                    let scale =
-                        if stored.divisor == 0.0 { 0.0 } else { codec.alpha * (d as f64).sqrt() / stored.divisor };
-                    v.iter_mut().enumerate().for_each(|(i, v)| *v = (f64::from(centred(i)) * scale) as f32);
-                    codec.rotators[place.layer as usize].forward(&mut v, &mut scratch);
-                    stored.field
-                }
-                Some(axes) => {
-                    scratch.iter_mut().enumerate().for_each(|(i, v)| *v = centred(i));
-                    axes.to_frame(&mut scratch, &mut v, format.max() as f32 - MARGIN as f32)
+            let field = match &codec.form {
+                Form::Normed(frame, _) => frame.enter(place, head, x, &mut v, &mut scratch),
+                Form::Probed(axes) => {
+                    axes[head].enter(x, &mut v, &mut scratch, (f64::from(format.max()) - MARGIN) as f32)
                 }
             };
             if codec.spec.dither {
@@ -369,7 +254,7 @@ fn reconstruct<const N: usize, L: BitStrip<N>>(
     fields: impl Iterator<Item = u16>,
     out: &mut [f32],
 ) {
-    let d = codec.shape.head_dim;
+    let d = codec.head_dim();
     if codec.spec.dither {
         let mut u = vec![0.0; d];
         for (v, position) in out.chunks_exact_mut(d).zip(first..) {
@@ -377,30 +262,9 @@ fn reconstruct<const N: usize, L: BitStrip<N>>(
             v.iter_mut().zip(&u).for_each(|(v, u)| *v -= u);
         }
     }
-    let mut scratch = vec![0.0; ROWS * d];
-    let axes = codec.axes.get(head);
-    if let Some(axes) = axes {
-        axes.leave_frame(out, &mut scratch);
-    } else if codec.original {
-        let rotator = &codec.rotators[place.layer as usize];
-        out.chunks_exact_mut(d).for_each(|v| rotator.inverse(v, &mut scratch[..d]));
-    }
-    let zeros = vec![0.0; d];
-    let mean = codec.means.get(head).unwrap_or(&zeros);
-    let per_norm = codec.gain / (codec.alpha * (d as f64).sqrt());
-    for (v, field) in out.chunks_exact_mut(d).zip(fields) {
-        let scale = match axes {
-            None => norm::value(codec.spec.norm, field) * per_norm,
-            Some(_) if field == 0 => 1.0,
-            Some(_) => libm::exp2(f64::from(field.min(MAX_SHIFT))),
-        };
-        if scale < LARGE {
-            let scale = scale as f32;
-            v.iter_mut().zip(mean).for_each(|(v, m)| *v = *v * scale + m);
-        } else {
-            let place = |v: f32, m: f32| (f64::from(v) * scale + f64::from(m)).clamp(f32::MIN.into(), f32::MAX.into());
-            v.iter_mut().zip(mean).for_each(|(v, &m)| *v = place(*v, m) as f32);
-        }
+    match &codec.form {
+        Form::Normed(frame, _) => frame.leave(place, head, fields, out, d),
+        Form::Probed(axes) => axes[head].leave(fields, out),
     }
 }
 
@@ -420,7 +284,7 @@ impl LatticeVisitor for Dequantize<'_> {
         let Self { codec, place, head, first, rows, out } = self;
         let format = codec.rows;
         let rows = || rows.chunks_exact(format.bytes());
-        for (row, v) in rows().zip(out.chunks_exact_mut(codec.shape.head_dim)) {
+        for (row, v) in rows().zip(out.chunks_exact_mut(codec.head_dim())) {
             for (b, v) in v.as_chunks_mut::<N>().0.iter_mut().enumerate() {
                 *v = L::embed(&format.block(row, b));
             }
@@ -441,7 +305,7 @@ impl LatticeVisitor for Pack<'_> {
 
     fn visit<const N: usize, L: BitStrip<N>>(self) -> Self::Out {
         let Self { codec, head, rows, page } = self;
-        let (format, pages) = (codec.rows, codec.format(head));
+        let (format, pages) = (codec.rows, codec.page_format(head));
         let rows = || rows.chunks_exact(format.bytes());
         let fields: Vec<u16> = rows().map(|row| format.field(row)).collect();
         let points: Vec<[i32; N]> =
@@ -466,7 +330,7 @@ impl LatticeVisitor for Unpack<'_> {
 
     fn visit<const N: usize, L: BitStrip<N>>(self) -> Self::Out {
         let Self { codec, head, page, rows } = self;
-        let (format, pages) = (codec.rows, codec.format(head));
+        let (format, pages) = (codec.rows, codec.page_format(head));
         let bytes = format.bytes();
         let mut fields = vec![0; rows.len() / bytes];
         let mut fits = true;
@@ -500,9 +364,9 @@ impl LatticeVisitor for Decode<'_> {
 
     fn visit<const N: usize, L: BitStrip<N>>(self) -> Self::Out {
         let Self { codec, place, head, first, page, out } = self;
-        let mut fields = vec![0; out.len() / codec.shape.head_dim];
+        let mut fields = vec![0; out.len() / codec.head_dim()];
         let (blocks, _) = out.as_chunks_mut::<N>();
-        codec.format(head).unpack::<N, L>(page, &mut fields, |at, step, points| {
+        codec.page_format(head).unpack::<N, L>(page, &mut fields, |at, step, points| {
             blocks[at..].iter_mut().step_by(step).zip(points).for_each(|(v, y)| *v = L::embed(y));
         })?;
         reconstruct::<N, L>(codec, place, head, first, fields.into_iter(), out);

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`KvSpec`] | what a text such as `e8@2.25,window=256` asks for: codecs, policy, protected layers |
 //! | [`Probe`], [`ProbeBuilder`] | statistics of keys and queries that frames of keys are made from |
-//! | [`LatticeKv`], [`FloatKv`] | the codecs of this crate |
+//! | [`LatticeKv`], [`TrellisKv`], [`FloatKv`] | the codecs of this crate |
 //! | [`KvCodec`] | vectors of one head to rows of codes, rows to sealed pages, and back; open for other codecs |
 //! | [`Policy`] | which positions are exact (sinks, window), how long pages are |
 //! | [`KvStore`] | positions in, attention out; rewinds, clones |
@@ -27,7 +27,10 @@ mod lattice_kv;
 mod matrix;
 mod memory;
 mod norm;
+mod norm_frame;
+mod overhead;
 mod pages;
+mod place;
 mod policy;
 mod probe;
 mod products;
@@ -36,6 +39,7 @@ mod rotation;
 mod rows;
 mod spec;
 mod store;
+mod trellis_kv;
 mod views;
 
 pub use attend::{AttendScratch, KeyRotation};
@@ -51,4 +55,5 @@ pub use spec::{
     parse_policy,
 };
 pub use store::KvStore;
+pub use trellis_kv::TrellisKv;
 pub use views::{Held, PageView};

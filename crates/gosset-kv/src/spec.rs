@@ -4,10 +4,10 @@
 //!
 //! | item | meaning | default |
 //! |---|---|---|
-//! | `e8@2.25` | code and rate, bits of a sealed page per scalar, norms and page ends included: `z`, `a2`, `d4`, `e8` at 1 to 8 bits; `f32`, `bf16`, `f16` without a rate | required |
+//! | `e8@2.25` | code and rate, bits of a sealed page per scalar, norms and page ends included: `z`, `a2`, `d4`, `e8`, `trellis-8`, `trellis-64` at 1 to 8 bits; `f32`, `bf16`, `f16` without a rate | required |
 //! | `k@2`, `v@2.5` | another rate for keys or values | |
 //! | `k=d4@2`, `v=f16` | another code for keys or values | |
-//! | `frame=` | of keys: `probe` (mean off, transform and step by statistics), `mean` (mean off), `none` | `probe` |
+//! | `frame=` | of keys: `probe` (mean off, transform and step by statistics), `mean` (mean off), `none` | `probe`; with a trellis `none` |
 //! | `rope=` | keys are coded `before` or `after` the rotary embedding; frames need `before` | `before` with a frame |
 //! | `rot=` | `rht`, `haar`, `signs`, `none`; not for keys in the frame `probe` | `rht` |
 //! | `norm=` | `coded` (quarter octaves under the entropy code), `log8`, `f16`; not in the frame `probe` | `coded` |
@@ -38,12 +38,15 @@ use std::sync::Arc;
 
 use gosset_lattice::LatticeKind;
 
-use crate::{Budget, ExactType, FloatKv, KvCodec, KvError, KvShape, LatticeKv, Policy, Probe, Protected, Role};
+use crate::{
+    Budget, ExactType, FloatKv, KvCodec, KvError, KvShape, LatticeKv, Policy, Probe, Protected, Role, TrellisKv,
+};
 
 /// Lines that tell how to write a specification, for the help of a command.
 pub const GRAMMAR: &str = "\
 CODE@BITS[,OPTION...], for example e8@2.25,window=256,sinks=64
-  CODE@BITS        e8, d4, a2 or z at 1 to 8 bits per scalar, norms included; f16, bf16, f32 without bits
+  CODE@BITS        e8, d4, a2, z, trellis-8 or trellis-64 at 1 to 8 bits per scalar, norms included;
+                   f16, bf16, f32 without bits
   k@BITS, v@BITS   another rate for keys or values; k=CODE@BITS, v=CODE@BITS another code
   window=N sinks=N newest and first positions kept exact (0), exact=f16|bf16|f32 how
   frame=F          keys: probe (mean off, transform by statistics), mean, none (probe)
@@ -66,16 +69,20 @@ pub const DEFAULT_PAGE: usize = 64;
 pub enum Code {
     /// Points of a lattice.
     Lattice(LatticeKind),
+    /// Paths of the entropy-coded trellis with that many states, 8 or 64.
+    Trellis(u32),
     /// Floating point, without a rate of its own.
     Exact(ExactType),
 }
 
 impl Code {
-    const ALL: [Code; 7] = [
+    const ALL: [Code; 9] = [
         Code::Lattice(LatticeKind::Z),
         Code::Lattice(LatticeKind::A2),
         Code::Lattice(LatticeKind::D4),
         Code::Lattice(LatticeKind::E8),
+        Code::Trellis(8),
+        Code::Trellis(64),
         Code::Exact(ExactType::F32),
         Code::Exact(ExactType::Bf16),
         Code::Exact(ExactType::F16),
@@ -85,6 +92,8 @@ impl Code {
     pub const fn name(self) -> &'static str {
         match self {
             Code::Lattice(kind) => kind.name(),
+            Code::Trellis(8) => "trellis-8",
+            Code::Trellis(_) => "trellis-64",
             Code::Exact(ty) => ty.name(),
         }
     }
@@ -188,9 +197,9 @@ pub struct RoleSpec {
 
 impl RoleSpec {
     fn new(role: Role, code: Code, rate: f64) -> Self {
-        let exact = matches!(code, Code::Exact(_));
-        let frame = if role == Role::Key && !exact { Frame::Probe } else { Frame::None };
-        let gain = role == Role::Value && !exact;
+        let lattice = matches!(code, Code::Lattice(_));
+        let frame = if role == Role::Key && lattice { Frame::Probe } else { Frame::None };
+        let gain = role == Role::Value && lattice;
         let (rotation, norm, coder) = (Rotation::Rht, NormKind::Coded, Coder::Ans);
         Self { code, rate, frame, rotation, norm, coder, dither: false, gain }
     }
@@ -198,7 +207,7 @@ impl RoleSpec {
     /// Code and rate: `e8@2.25`.
     pub fn code_and_rate(&self) -> String {
         match self.code {
-            Code::Lattice(kind) => format!("{kind}@{}", self.rate),
+            Code::Lattice(_) | Code::Trellis(_) => format!("{}@{}", self.code.name(), self.rate),
             Code::Exact(ty) => ty.name().to_owned(),
         }
     }
@@ -246,6 +255,7 @@ impl KvSpec {
             Ok(match spec.code {
                 Code::Exact(ty) => Arc::new(FloatKv::new(ty, shape.head_dim)?),
                 Code::Lattice(_) => Arc::new(LatticeKv::new(self, role, shape, probe)?),
+                Code::Trellis(states) => Arc::new(TrellisKv::new(states, self, role, shape, probe)?),
             })
         };
         Ok((codec(Role::Key, &self.key)?, codec(Role::Value, &self.value)?))
@@ -306,8 +316,8 @@ fn parse_code(text: &str) -> Result<(Code, f64), KvError> {
     match (code, rate) {
         (Code::Exact(ty), None) => Ok((code, 8.0 * ty.bytes() as f64)),
         (Code::Exact(_), Some(_)) => Err(bad(text, format!("{name} has no rate: expected {name} alone"))),
-        (Code::Lattice(_), None) => Err(bad(text, format!("expected a rate in bits per scalar, such as {name}@2.25"))),
-        (Code::Lattice(_), Some(rate)) => Ok((code, parse_rate(text, rate)?)),
+        (_, None) => Err(bad(text, format!("expected a rate in bits per scalar, such as {name}@2.25"))),
+        (_, Some(rate)) => Ok((code, parse_rate(text, rate)?)),
     }
 }
 
@@ -513,6 +523,9 @@ impl Parser {
             spec.rotation = self.rotation[i].value.unwrap_or(spec.rotation);
             spec.norm = self.norm[i].value.unwrap_or(spec.norm);
         }
+        if let Code::Trellis(_) = code {
+            return self.trellis(spec, i, letter);
+        }
         spec.coder = self.coder[i].value.unwrap_or(spec.coder);
         spec.dither = self.dither[i].value.unwrap_or(spec.dither);
         spec.gain = self.gain[i].value.unwrap_or(default_gain(role, spec.dither));
@@ -529,6 +542,24 @@ impl Parser {
             ));
         }
         Ok(spec)
+    }
+
+    /// Refuses what paths of a trellis cannot do.
+    fn trellis(&self, spec: RoleSpec, i: usize, letter: &str) -> Result<RoleSpec, KvError> {
+        if spec.frame == Frame::Probe {
+            let reason = "the trellis has one step for all coordinates: expected frame=none or frame=mean, or e8";
+            return Err(bad("frame=probe", reason));
+        }
+        let alone =
+            [(self.coder[i].own, "coder"), (self.dither[i].value == Some(true), "dither"), (self.gain[i].own, "gain")];
+        match alone.into_iter().find(|(asked, _)| *asked) {
+            Some((_, "dither")) => Err(bad(
+                format!("{letter}.dither=on"),
+                "a path is rounded as a whole, which no dither makes unbiased: expected e8, d4, a2 or z",
+            )),
+            Some((_, option)) => Err(bad(format!("{letter}.{option}"), "has no meaning for a trellis")),
+            None => Ok(spec),
+        }
     }
 }
 
@@ -622,7 +653,7 @@ impl fmt::Display for KvSpec {
             if spec.dither {
                 write!(f, ",{letter}.dither=on")?;
             }
-            if !matches!(spec.code, Code::Exact(_)) && spec.gain != default_gain(role, spec.dither) {
+            if matches!(spec.code, Code::Lattice(_)) && spec.gain != default_gain(role, spec.dither) {
                 write!(f, ",{letter}.gain={}", switch(spec.gain))?;
             }
         }

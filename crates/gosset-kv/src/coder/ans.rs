@@ -1,24 +1,12 @@
 //! Pages under ANS.
 
 use gosset_codec::points::PointCode;
-use gosset_entropy::ans::{COST_BITS, EncodeTable, LANES, StreamDecoder, StreamEncoder, TABLE_LOG};
-use gosset_lattice::LatticeKind;
+use gosset_entropy::ans::{EncodeTable, LANES, StreamDecoder, StreamEncoder, TABLE_LOG};
 
-use super::{PageFormat, RUN, Reader, middle, write_words};
+use super::norms::Norms;
+use super::{PageFormat, RUN, Reader, write_words};
 use crate::spec::NormKind;
 use crate::{KvError, PageBits};
-
-/// Tables of norms: spreads of 2^(t/4 − 2).
-const NORM_TABLES: i32 = 27;
-/// Members of the family between two of them.
-const MEMBERS_PER_NORM_TABLE: i32 = 4;
-/// Largest magnitude of the centre of norms.
-const MAX_CENTRE: i32 = 1023;
-
-/// Tables of norms with this number.
-fn norm_code(table: i32) -> PointCode {
-    PointCode::for_alpha(LatticeKind::Z, 0.25).shifted(MEMBERS_PER_NORM_TABLE * table)
-}
 
 /// Shifts of tables that a head can tell: those of `format`.
 fn shifts(norms: bool) -> (i32, i32) {
@@ -32,12 +20,12 @@ pub(crate) fn prepare(codes: &[PointCode], norms: bool) {
         (least..=most).for_each(|shift| _ = code.shifted(shift));
     }
     if norms {
-        (0..NORM_TABLES).for_each(|table| _ = norm_code(table));
+        Norms::prepare();
     }
 }
 
 /// From 0 upwards and downwards, for as long as the cost falls.
-fn best_shift((least, most): (i32, i32), start: i32, cost: impl Fn(i32) -> u64) -> (i32, u64) {
+pub(super) fn best_shift((least, most): (i32, i32), start: i32, cost: impl Fn(i32) -> u64) -> (i32, u64) {
     let mut best = (start, cost(start));
     for step in [2, -2, 1, -1] {
         while (least..=most).contains(&(best.0 + step)) {
@@ -63,20 +51,15 @@ impl PageFormat<'_> {
             let (shift, _) = best_shift(shifts(true), 0, |shift| code.shifted(shift).cost(points));
             let mut head = (shift + 16) as u32;
             if norm == NormKind::Coded {
-                let centre = middle(fields).clamp(-MAX_CENTRE, MAX_CENTRE);
-                let differences: Vec<[i32; 1]> = fields.iter().map(|&f| [i32::from(f as i16) - centre]).collect();
-                let cost = |table: i32| norm_code(table).cost(&differences);
-                let (table, cost) = best_shift((0, NORM_TABLES - 1), 4, cost);
-                norm_bits = cost >> COST_BITS;
-                head |= (table as u32) << 5 | ((centre + 1024) as u32) << 10;
-                let code = norm_code(table);
-                code.encode(&mut encoder, tables.add(code), &differences);
+                let norms = Norms::choose(fields);
+                head |= norms.head();
+                norm_bits = norms.encode(&mut encoder, &mut tables, fields);
             }
             page.extend_from_slice(&head.to_le_bytes()[..3]);
             self.write_fields(fields, page);
             fields_bits = 8 * (page.len() - start - 3) as u64;
             let code = code.shifted(shift);
-            code.encode(&mut encoder, tables.add(code), points);
+            code.encode(&mut encoder, tables.add(code.encode_tables()), points);
         } else {
             let strips = self.strips(points);
             let cost = |shift: i32| -> u64 {
@@ -99,17 +82,14 @@ impl PageFormat<'_> {
             }
             for (code, strip) in self.codes.iter().zip(&strips).filter(|(_, strip)| !strip.is_empty()) {
                 let code = code.shifted(shift);
-                code.encode(&mut encoder, tables.add(code), strip);
+                code.encode(&mut encoder, tables.add(code.encode_tables()), strip);
             }
         }
         let head_bits = 8 * (page.len() - start) as u64 - fields_bits;
         let mut words = Vec::new();
         let len_bits = encoder.finish_by(|table| tables.get(table), &mut words);
         let stream_bits = write_words(&words, len_bits, page);
-        let scales = (norm_bits + fields_bits).min(stream_bits + fields_bits);
-        let ends = u64::from(TABLE_LOG) * LANES as u64 + (stream_bits - len_bits);
-        let overhead = head_bits + ends.min(stream_bits - (scales - fields_bits));
-        PageBits { codes: head_bits + fields_bits + stream_bits - scales - overhead, scales, overhead }
+        by_cause(head_bits, fields_bits, norm_bits, len_bits, stream_bits)
     }
 
     /// The points of each block of coordinates, one vector after the other; empty where all are zero.
@@ -136,19 +116,7 @@ impl PageFormat<'_> {
             let words = reader.words();
             let mut decoder = start(&words, reader)?;
             if norm == NormKind::Coded {
-                let (table, centre) = ((head >> 5 & 31) as i32, (head >> 10 & 2047) as i32 - 1024);
-                if table >= NORM_TABLES || head >> 21 != 0 {
-                    return Err(reader.damaged(format!("head {head:#x}: no such table of norms")));
-                }
-                let code = norm_code(table);
-                let mut differences = [[0; 1]; RUN];
-                for fields in fields.chunks_mut(RUN) {
-                    let differences = &mut differences[..fields.len()];
-                    code.decode(&mut decoder, differences);
-                    for (field, [difference]) in fields.iter_mut().zip(differences) {
-                        *field = difference.wrapping_add(centre) as i16 as u16;
-                    }
-                }
+                Norms::read(head, reader)?.decode(&mut decoder, fields);
             } else if head >> 5 != 0 {
                 return Err(reader.damaged(format!("head {head:#x}: unused bits are set")));
             }
@@ -189,12 +157,12 @@ impl PageFormat<'_> {
     }
 }
 
-fn start<'w>(words: &'w [u32], page: Reader<'_>) -> Result<StreamDecoder<'w>, KvError> {
+pub(super) fn start<'w>(words: &'w [u32], page: Reader<'_>) -> Result<StreamDecoder<'w>, KvError> {
     StreamDecoder::new(words).map_err(|e| page.damaged(e.to_string()))
 }
 
 /// Checks the end of the stream that takes the last bytes of a page.
-fn finish(decoder: StreamDecoder<'_>, page: Reader<'_>) -> Result<(), KvError> {
+pub(super) fn finish(decoder: StreamDecoder<'_>, page: Reader<'_>) -> Result<(), KvError> {
     let consumed = decoder.consumed_bits();
     decoder.finish().map_err(|e| page.damaged(e.to_string()))?;
     if consumed.div_ceil(8) != page.len_bits() / 8 {
@@ -203,24 +171,31 @@ fn finish(decoder: StreamDecoder<'_>, page: Reader<'_>) -> Result<(), KvError> {
     Ok(())
 }
 
+/// Bits by cause of a page with a head, fields and a stream of `len_bits` padded to `stream_bits`, of which `norm_bits` are norms.
+pub(super) fn by_cause(head: u64, fields: u64, norm_bits: u64, len_bits: u64, stream_bits: u64) -> PageBits {
+    let norms = norm_bits.min(stream_bits);
+    let ends = u64::from(TABLE_LOG) * LANES as u64 + (stream_bits - len_bits);
+    let ends = ends.min(stream_bits - norms);
+    PageBits { codes: stream_bits - norms - ends, scales: fields + norms, overhead: head + ends }
+}
+
 /// The tables of a page, numbered as the encoder is told.
 #[derive(Debug, Default)]
-struct Tables {
-    codes: Vec<PointCode>,
+pub(super) struct Tables {
+    sets: Vec<&'static [EncodeTable]>,
 }
 
 impl Tables {
-    /// Number of the first table of `code`; neighbouring strips often share one.
-    fn add(&mut self, code: PointCode) -> u16 {
-        let same = |last: &PointCode| std::ptr::eq(last.encode_tables(), code.encode_tables());
-        if !self.codes.last().is_some_and(same) {
-            self.codes.push(code);
+    /// Number of the first table of a set; neighbouring strips often share one.
+    pub(super) fn add(&mut self, set: &'static [EncodeTable]) -> u16 {
+        if !self.sets.last().is_some_and(|last| std::ptr::eq(*last, set)) {
+            self.sets.push(set);
         }
-        ((self.codes.len() - 1) * PointCode::MAX_TABLES) as u16
+        ((self.sets.len() - 1) * PointCode::MAX_TABLES) as u16
     }
 
-    fn get(&self, table: u16) -> &'static EncodeTable {
+    pub(super) fn get(&self, table: u16) -> &'static EncodeTable {
         let table = usize::from(table);
-        &self.codes[table / PointCode::MAX_TABLES].encode_tables()[table % PointCode::MAX_TABLES]
+        &self.sets[table / PointCode::MAX_TABLES][table % PointCode::MAX_TABLES]
     }
 }

@@ -18,9 +18,12 @@
 //! tables for a spread of 2^(t/4 − 2). Lanes of the code take turns: norm i and point i of a sequence are in lane i mod 4.
 
 mod ans;
+mod norms;
+mod paths;
 mod rice;
 
 pub(crate) use ans::prepare;
+pub(crate) use paths::{PathPages, prepare_paths};
 
 use gosset_codec::points::PointCode;
 use gosset_lattice::BitStrip;
@@ -74,16 +77,7 @@ impl PageFormat<'_> {
         fields: &mut [u16],
         sink: impl FnMut(usize, usize, &[[i32; N]]),
     ) -> Result<(), KvError> {
-        let n = fields.len();
-        let damaged = |reason: String| KvError::Page { n, reason };
-        if n == 0 {
-            return if page.is_empty() { Ok(()) } else { Err(damaged(format!("{} bytes, expected none", page.len()))) };
-        }
-        let most = (n * (self.blocks * N + 1)).saturating_mul(MAX_BITS / 8) + 64;
-        if page.len() > most {
-            return Err(damaged(format!("{} bytes, expected {most} at most", page.len())));
-        }
-        let reader = Reader { page, n };
+        let Some(reader) = Reader::new(page, fields.len(), self.blocks * N)? else { return Ok(()) };
         match self.coder {
             Coder::Ans => self.unpack_ans::<N>(reader, fields, sink),
             Coder::Rice => self.unpack_rice::<N, L>(reader, fields, sink),
@@ -124,6 +118,18 @@ struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
+    /// A page of `n` vectors of `width` elements, `None` if there is nothing to read.
+    fn new(page: &'a [u8], n: usize, width: usize) -> Result<Option<Self>, KvError> {
+        let reader = Self { page, n };
+        let most = (n * (width + 1)).saturating_mul(MAX_BITS / 8) + 64;
+        match (n, page.len()) {
+            (0, 0) => Ok(None),
+            (0, len) => Err(reader.damaged(format!("{len} bytes, expected none"))),
+            (_, len) if len > most => Err(reader.damaged(format!("{len} bytes, expected {most} at most"))),
+            _ => Ok(Some(reader)),
+        }
+    }
+
     fn take(&mut self, n_bytes: usize, what: &str) -> Result<&'a [u8], KvError> {
         let Some((taken, rest)) = self.page.split_at_checked(n_bytes) else {
             return Err(self.damaged(format!("{} bytes left for {what}, expected {n_bytes}", self.page.len())));
@@ -160,11 +166,4 @@ fn write_words(words: &[u32], len_bits: u64, page: &mut Vec<u8>) -> u64 {
     let n_bytes = len_bits.div_ceil(8) as usize;
     page.extend(words.iter().flat_map(|word| word.to_be_bytes()).take(n_bytes));
     8 * n_bytes as u64
-}
-
-/// The value in the middle of the norms of a page.
-fn middle(fields: &[u16]) -> i32 {
-    let mut sorted: Vec<i32> = fields.iter().map(|&field| i32::from(field as i16)).collect();
-    let at = sorted.len() / 2;
-    *sorted.select_nth_unstable(at).1
 }

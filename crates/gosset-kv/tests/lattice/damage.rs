@@ -3,7 +3,7 @@
 use crate::{KEY, VALUE, codecs, gaussian, keys_and_queries, rows_of, words};
 use gosset_kv::{KvCodec, KvError, Place};
 
-const SPECS: [&str; 8] = [
+const SPECS: [&str; 10] = [
     "e8@2.25,frame=none",
     "d4@3,frame=none,norm=log8",
     "a2@8,frame=none,norm=f16,dither=on",
@@ -12,6 +12,8 @@ const SPECS: [&str; 8] = [
     "d4@4,frame=none,coder=rice,norm=f16",
     "e8@2",
     "z@4,dither=on",
+    "trellis-8@3,norm=log8",
+    "trellis-64@7",
 ];
 
 fn each(f: impl Fn(&str, Place, &dyn KvCodec, &[f32])) {
@@ -92,6 +94,11 @@ fn rows_that_are_no_lattice_points_are_not_packed() {
     let error = codec.pack(KEY, &rows, &mut Vec::new()).unwrap_err();
     assert!(error.to_string().contains("is no point of e8"), "{error}");
     assert!(matches!(codec.pack(KEY, &rows[1..], &mut Vec::new()), Err(KvError::Length { .. })));
+    let (codec, _) = codecs("trellis-8@3", 16);
+    let mut rows = rows_of(&*codec, KEY, 0, &gaussian(32, 1));
+    rows[2] ^= 1;
+    let error = codec.pack(KEY, &rows, &mut Vec::new()).unwrap_err();
+    assert!(error.to_string().contains("no path of trellis-8@3"), "{error}");
 }
 
 /// Any rows, even those that no quantizer makes, give numbers.

@@ -151,6 +151,9 @@ fn specifications_round_trip() {
         "f16",
         "f16,k=e8@2",
         "e8@2,k=bf16",
+        "trellis-8@2.25",
+        "e8@2,v=trellis-64@2.5,v.norm=f16",
+        "trellis-8@2,frame=mean",
     ] {
         let spec: KvSpec = text.parse().unwrap();
         let shown = spec.to_string();
@@ -168,7 +171,7 @@ fn specifications_round_trip() {
 #[test]
 fn specifications_are_refused_with_what_would_be_right() {
     for (text, expected) in [
-        ("", "no code is named \"\"; there are z, a2, d4, e8, f32, bf16, f16"),
+        ("", "no code is named \"\"; there are z, a2, d4, e8, trellis-8, trellis-64, f32, bf16, f16"),
         ("e9@2", "no code is named \"e9\""),
         ("e8", "expected a rate in bits per scalar, such as e8@2.25"),
         ("e8@0.2", "rate \"0.2\": expected 1 to 8 bits per scalar"),
@@ -191,6 +194,9 @@ fn specifications_are_refused_with_what_would_be_right() {
         ("e8@2,k.rot=none", "has no meaning with frame=probe"),
         ("e8@2,k.coder=rice", "expected ans, or frame=none"),
         ("e8@2,dither=on,v.gain=on", "expected one of the two"),
+        ("trellis-8@2,dither=on", "no dither makes unbiased"),
+        ("trellis-8@2,frame=probe", "expected frame=none or frame=mean, or e8"),
+        ("e8@2,v=trellis-8@2,v.gain=on", "has no meaning for a trellis"),
         ("f16,k.dither=on", "has no meaning for f16"),
         ("f16,frame=probe", "has no meaning for keys in f16"),
     ] {

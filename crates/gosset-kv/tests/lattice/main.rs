@@ -45,7 +45,7 @@ fn keys_and_queries(n: usize, d: usize, seed: u64) -> (Vec<f32>, Vec<f32>) {
 }
 
 fn probe(d: usize) -> Probe {
-    let (keys, queries) = keys_and_queries(4096, d, 3);
+    let (keys, queries) = keys_and_queries(2048, d, 3);
     let mut builder = ProbeBuilder::new(shape(d), RopePairs::Halves).unwrap();
     builder.add(0, &keys, &queries).unwrap();
     builder.finish().unwrap()

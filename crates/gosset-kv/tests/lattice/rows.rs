@@ -38,11 +38,14 @@ fn round_trip(codec: &dyn KvCodec, place: Place, x: &[f32], name: &str) {
 
 /// Both codecs of all options, lattices and a few rates.
 fn each_codec(d: usize, f: impl Fn(&str, Place, Arc<dyn KvCodec>)) {
+    let probe = crate::probe(d);
     for options in OPTIONS {
-        for code in ["z@1.5", "a2@3", "d4@8", "e8@2.25", "e8@4"] {
+        for code in ["z@1.5", "a2@3", "d4@8", "e8@2.25", "e8@4", "trellis-8@2.5", "trellis-64@5"] {
             let spec = format!("{code},{options}");
-            let parsed: KvSpec = spec.parse().unwrap();
-            let probe = crate::probe(d);
+            let Ok(parsed) = spec.parse::<KvSpec>() else {
+                assert!(code.starts_with("trellis"), "{spec}: paths have no dither, no frame `probe` and no gain");
+                continue;
+            };
             let Ok((key, value)) = parsed.codecs(shape(d), Some(&probe)) else {
                 assert!(spec.contains("1.5") && spec.contains("rice"), "{spec}: Rice codes need more than 1.5 bits");
                 continue;
@@ -125,11 +128,12 @@ fn rows_do_not_depend_on_the_split() {
 #[test]
 fn a07_widths_work_or_are_refused_by_name() {
     for d in [64, 80, 96, 112, 128, 256] {
+        let probe = crate::probe(d);
         for options in ["frame=none", "frame=none,rot=haar,dither=on", "frame=probe"] {
-            for code in ["z@3", "a2@3", "d4@3", "e8@3", "e8@2.25"] {
+            for code in ["z@3", "a2@3", "d4@3", "e8@3", "e8@2.25", "trellis-8@3"] {
+                let options = if code == "trellis-8@3" { "frame=none,rot=haar" } else { options };
                 let spec: KvSpec = format!("{code},{options}").parse().unwrap();
-                let probe = spec.wants_probe().then(|| crate::probe(d));
-                let (key, value) = spec.codecs(shape(d), probe.as_ref()).unwrap();
+                let (key, value) = spec.codecs(shape(d), Some(&probe)).unwrap();
                 let x = gaussian(3 * d, d as u64);
                 round_trip(&*key, KEY, &x, &format!("{spec} {d}"));
                 round_trip(&*value, VALUE, &x, &format!("{spec} {d}"));

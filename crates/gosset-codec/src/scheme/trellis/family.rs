@@ -86,7 +86,7 @@ impl Table {
     }
 
     /// Bits that a point takes, in units of 2^-16 bit.
-    pub(super) fn cost(&self, y: i32) -> u64 {
+    pub(crate) fn cost(&self, y: i32) -> u64 {
         let (value, _) = self.split(y);
         self.freqs[(y & 1) as usize].cost(value) + (u64::from(self.raw_bits) << 16)
     }
