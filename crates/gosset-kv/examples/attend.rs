@@ -52,9 +52,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let queries = gosset_codec::calibrate::gaussian(CHUNK * group * head_dim, 7);
     let table = Table::new(head_dim, n);
     println!(
-        "| spec | append, k vectors/s | prefill, us/position | decode attention, M coded scalars/s | us/query | bits per value | pages |"
+        "| spec | append, k vectors/s | prefill, us/position | decode attention, M coded scalars/s | us/query | bits per value | of pages | spilled slots |"
     );
-    println!("|---|---|---|---|---|---|---|");
+    println!("|---|---|---|---|---|---|---|---|");
     for text in args {
         let spec: KvSpec = text.parse()?;
         let mut builder = ProbeBuilder::new(shape, RopePairs::Halves)?;
@@ -93,13 +93,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let coded = n.saturating_sub(spec.policy.window + spec.policy.sinks) * 2 * shape.width();
         let memory = store.memory();
         println!(
-            "| {text} | {:.1} | {:.1} | {:.1} | {:.0} | {:.3} | {:.3} |",
+            "| {text} | {:.1} | {:.1} | {:.1} | {:.0} | {:.3} | {:.3} | {} of {} |",
             vectors as f64 / appending / 1e3,
             attending / n as f64 * 1e6,
             coded as f64 / best / 1e6,
             best * 1e6,
             memory.bits_per_value(),
             memory.page_bits_per_value(),
+            memory.spills,
+            memory.pages as usize * kv_heads,
         );
     }
     Ok(())
