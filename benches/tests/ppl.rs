@@ -46,11 +46,13 @@ fn every_cache_is_a_row_beside_the_one_in_f32() {
     assert!(number(&rows[1], "delta_ln").abs() < 1e-5, "{}", rows[1]["delta_ln"]);
     assert!((number(&rows[1], "kv_page_bps") - 32.0).abs() < 1.0);
     assert!(number(&rows[2], "delta_ln").abs() < 1e-3, "{}", rows[2]["delta_ln"]);
-    // 511 positions, of which 80 are exact in 16 bits: beyond the page rate at least their share, and no more than twice it.
+    // 512 positions, of which 80 are exact in 16 bits and 48 wait for their page: beyond the page rate at least the share of the first,
+    // and no more than twice it.
     let beyond = number(&rows[3], "kv_all_in_bps") - number(&rows[3], "kv_page_bps");
-    let share = 80.0 / 511.0 * (16.0 - 2.25);
+    let share = 80.0 / 512.0 * (16.0 - 2.25);
     assert!((share..2.0 * share).contains(&beyond), "{beyond} for {share}");
-    assert!((number(&rows[3], "kv_page_bps") - 2.25).abs() < 0.1, "{}", rows[3]["kv_page_bps"]);
+    // Six pages of 64 a head share the headers of few allocations.
+    assert!((2.0..2.5).contains(&number(&rows[3], "kv_page_bps")), "{}", rows[3]["kv_page_bps"]);
 }
 
 #[test]
@@ -72,7 +74,7 @@ fn numbers_do_not_depend_on_how_tokens_are_cut_into_chunks() {
 
 #[test]
 fn weights_and_caches_are_compressed_together_if_both_are_asked_for() {
-    let report = report(&["--kv", "e8@4,page=32", "--codecs", "e8@4", "--windows", "1"]);
+    let report = report(&["--kv", "e8@4,page=32", "--codecs", "e8@4"]);
     let rows: Vec<(&Value, &Value)> =
         report["rows"].as_array().expect("rows").iter().map(|row| (&row["codec"], &row["kv"])).collect();
     let (none, e8, null, kv) = ("none".into(), "e8".into(), Value::Null, "e8@4,page=32".into());

@@ -398,7 +398,7 @@ impl LanguageModel {
     }
 
     /// As [`score`](Self::score), through `cache`, which is emptied first: `chunk` tokens at a time go in and are read back, so that each
-    /// logit has seen what a generation with this cache would see. Afterwards the cache holds `positions.end` positions.
+    /// logit has seen what a generation with this cache would see. Afterwards the cache holds all of `tokens`.
     ///
     /// # Errors
     ///
@@ -416,13 +416,14 @@ impl LanguageModel {
         sink: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), RuntimeError> {
         assert!(positions.end <= tokens.len(), "positions {positions:?} of {} tokens", tokens.len());
-        let tokens = &tokens[..positions.end];
+        self.check_tokens(tokens, 0)?;
         cache.truncate(0);
         for of_chunk in tokens.chunks(chunk) {
             let start = cache.len();
             let hidden = self.forward(of_chunk, cache)?;
-            for first in (positions.start.max(start)..cache.len()).step_by(LOGIT_SLICE) {
-                let n = LOGIT_SLICE.min(cache.len() - first);
+            let end = cache.len().min(positions.end);
+            for first in (positions.start.max(start)..end).step_by(LOGIT_SLICE) {
+                let n = LOGIT_SLICE.min(end - first);
                 let logits = self.logits(&hidden.narrow(0, first - start, n)?)?;
                 self.hand_out(tokens, first, &f32_slice(&logits)?, sink)?;
             }

@@ -15,13 +15,19 @@ const PROMPT: &str = "--prompt The_old_house_was";
 #[test]
 fn greedy_text_at_eight_bits_is_that_of_a_cache_in_f32() {
     let bench = Bench::new();
-    let line = format!("generate {} {PROMPT} -n 60 --json -q --device cpu", tiny());
-    let plain = bench.run(&line).ok().json();
-    assert!(plain["kv"].is_null() && plain["kv_bytes"].is_null());
-    for spec in ["e8@8", "e8@8,window=16,sinks=4", "d4@8,frame=none", "f16"] {
-        let json = bench.run(&format!("{line} --kv {spec}")).ok().json();
-        assert_eq!((&json["text"], &json["kv"]), (&plain["text"], &spec.into()), "{spec}");
-        assert!(json["kv_bytes"].as_u64().unwrap() > 0);
+    let tiny = tiny();
+    for prompt in ["The old house was", "In the year"] {
+        let generate = |rest: &[&str]| {
+            let line = ["generate", &tiny, "--prompt", prompt, "-n", "60", "--json", "-q", "--device", "cpu"];
+            bench.run_args(line.iter().chain(rest)).ok().json()
+        };
+        let plain = generate(&[]);
+        assert!(plain["kv"].is_null() && plain["kv_bytes"].is_null());
+        for spec in ["e8@8", "e8@8,window=16,sinks=4", "e8@8,frame=none", "f16"] {
+            let json = generate(&["--kv", spec]);
+            assert_eq!((&json["text"], &json["kv"]), (&plain["text"], &spec.into()), "{spec}");
+            assert!(json["kv_bytes"].as_u64().unwrap() > 0);
+        }
     }
 }
 
