@@ -7,6 +7,8 @@
 //! much variance get more bits, those below the step none. The step is the one at which Gaussian keys of these variances take the asked
 //! bits.
 
+use std::num::NonZeroUsize;
+
 use gosset_codec::points::PointCode;
 use gosset_lattice::LatticeKind;
 
@@ -21,6 +23,10 @@ use crate::{KvError, Probe};
 const LEAST_WEIGHT: f64 = 1e-4;
 /// Steps of the search for a step, each of which halves its logarithm's bracket.
 const SEARCH_STEPS: usize = 60;
+/// Octaves on either side over which the slope of bits is taken.
+const SLOPE_REACH: f64 = 0.125;
+/// Largest share of the bits that is set aside because a probe was short.
+const MOST_SAMPLING: f64 = 0.1;
 /// Most halvings of a vector.
 const MAX_SHIFT: u16 = 255;
 
@@ -96,34 +102,56 @@ pub(crate) fn axes(
     gain: bool,
 ) -> Result<Vec<Axes>, KvError> {
     let shape = probe.shape();
-    let (d, dim) = (shape.head_dim, lattice.dim());
-    let mut all = Vec::with_capacity(shape.layers * shape.kv_heads);
-    for layer in 0..shape.layers {
-        let heads: Vec<Shape> = (0..shape.kv_heads)
-            .filter_map(|head| probe.head(layer, head))
-            .map(|head| Shape::new(head, probe, dim))
+    // Layers do not depend on each other: threads change nothing but the time, which is some milliseconds for each head.
+    let threads = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    let layers: Vec<usize> = (0..shape.layers).collect();
+    let part = |layers: &[usize]| -> Vec<Axes> {
+        layers.iter().flat_map(|&layer| axes_of_layer(probe, layer, lattice, curve, bits, gain)).collect()
+    };
+    let part = &part;
+    let all: Vec<Axes> = std::thread::scope(|scope| {
+        let parts: Vec<_> = layers
+            .chunks(shape.layers.div_ceil(threads).max(1))
+            .map(|layers| scope.spawn(move || part(layers)))
             .collect();
-        let total = |log2_step: f64| -> f64 {
-            let step = libm::exp2(log2_step);
-            let blocks = heads.iter().flat_map(|head| &head.sigmas);
-            blocks.map(|&sigma| dim as f64 * curve.bits(sigma / step)).sum::<f64>() / (heads.len() * d) as f64
-        };
-        let largest = heads.iter().map(|head| head.largest).fold(0.0, f64::max);
-        let top = libm::log2(largest.max(1e-30));
-        // From a step at which nothing is coded to one far below what f32 resolves.
-        let (mut fine, mut coarse) = (top - 24.0, top + 8.0);
-        for _ in 0..SEARCH_STEPS {
-            let middle = 0.5 * (fine + coarse);
-            if total(middle) > bits { fine = middle } else { coarse = middle }
-        }
-        let step = libm::exp2(coarse);
-        all.extend(heads.iter().map(|head| head.finish(lattice, curve, step, gain)));
-    }
+        parts.into_iter().flat_map(|part| part.join().unwrap_or_else(|e| std::panic::resume_unwind(e))).collect()
+    });
     if let Some(i) = all.iter().position(|axes| axes.to_frame.iter().chain(&axes.from_frame).any(|v| !v.is_finite())) {
         let reason = format!("keys of layer {} are out of range", i / shape.kv_heads);
         return Err(KvError::Spec { spec: "frame=probe".to_owned(), reason });
     }
     Ok(all)
+}
+
+/// The transforms of the heads of one layer, which share a step.
+fn axes_of_layer(probe: &Probe, layer: usize, lattice: LatticeKind, curve: Curve, bits: f64, gain: bool) -> Vec<Axes> {
+    let (d, dim) = (probe.shape().head_dim, lattice.dim());
+    let heads: Vec<Shape> = (0..probe.shape().kv_heads)
+        .filter_map(|head| probe.head(layer, head))
+        .map(|head| Shape::new(head, probe, dim))
+        .collect();
+    let payload = |log2_step: f64| -> f64 {
+        let step = libm::exp2(log2_step);
+        let blocks = heads.iter().flat_map(|head| &head.sigmas);
+        blocks.map(|&sigma| dim as f64 * curve.bits(sigma / step)).sum::<f64>() / (heads.len() * d) as f64
+    };
+    // Axes and variances of n tokens fit those better than others: Gaussian keys of d elements take (d + 1)/(2n) nats per coordinate more,
+    // by as much as its bits follow its variance.
+    let sampling = (d as f64 + 1.0) / (2.0 * probe.tokens() as f64) * std::f64::consts::LOG2_E;
+    let total = |log2_step: f64| {
+        let slope = (payload(log2_step - SLOPE_REACH) - payload(log2_step + SLOPE_REACH)) / (2.0 * SLOPE_REACH);
+        payload(log2_step) + (sampling * slope).min(MOST_SAMPLING * bits)
+    };
+    let largest = heads.iter().map(|head| head.largest).fold(0.0, f64::max);
+    let top = libm::log2(largest.max(1e-30));
+    // From a step at which nothing is coded to one far below what f32 resolves.
+    let (mut fine, mut coarse) = (top - 24.0, top + 8.0);
+    for _ in 0..SEARCH_STEPS {
+        let middle = 0.5 * (fine + coarse);
+        if total(middle) > bits { fine = middle } else { coarse = middle }
+    }
+    let step = libm::exp2(coarse);
+    heads.iter().map(|head| head.finish(lattice, curve, step, gain)).collect()
 }
 
 impl Shape {

@@ -13,8 +13,6 @@ const ANS_END_BITS: f64 = 40.0 + 4.0;
 const ANS_HEAD_BITS: f64 = 24.0;
 /// Head of a page under Rice codes, and the last byte in part.
 const RICE_PAGE_BITS: f64 = 32.0 + 4.0;
-/// Largest share of a rate that is set aside because a probe was short.
-const MOST_SAMPLING: f64 = 0.1;
 /// How much larger than its norm over the stored norm a vector may be: 2^(1/8) for quarter octaves, rounded up.
 pub(crate) const NORM_MARGIN: f64 = 1.1;
 
@@ -50,10 +48,8 @@ fn coded_norm_bits(d: f64) -> f64 {
     0.5 * libm::log2(TAU * E * (spread * spread + 1.0 / 12.0))
 }
 
-/// Bits per scalar that pages in the frame `probe` take besides coordinates of `blocks` blocks, and what axes of few tokens cost: they fit
-/// those tokens better than others, and Gaussian keys take (d + 1)/(2·tokens) nats per scalar more.
-pub(crate) fn probe_page_bits(d: usize, page: usize, blocks: usize, tokens: u64, rate: f64) -> f64 {
+/// Bits per scalar that pages in the frame `probe` take besides coordinates, which are `blocks` blocks.
+pub(crate) fn probe_page_bits(d: usize, page: usize, blocks: usize) -> f64 {
     let page_bits = 8.0 + (8 * blocks.div_ceil(8)) as f64 + ANS_END_BITS;
-    let sampling = (d as f64 + 1.0) / (2.0 * tokens as f64) * LOG2_E;
-    page_bits / (page * d) as f64 + sampling.min(MOST_SAMPLING * rate)
+    page_bits / (page * d) as f64
 }
