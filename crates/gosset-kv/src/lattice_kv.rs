@@ -69,7 +69,7 @@ impl LatticeKv {
         let (d, page) = (shape.head_dim, spec.policy.page);
         let (form, reach) = if own.frame == Frame::Probe {
             let probe = checked_probe(own.frame, shape, probe)?;
-            let bits = own.rate - probe_page_bits(d, page, d / lattice.dim());
+            let bits = own.rate - probe_page_bits(d, page);
             let axes = crate::frame::axes(probe, lattice, curve, bits, own.gain)?;
             axes.iter().for_each(|axes| coder::prepare(&axes.codes, false));
             let largest = axes.iter().map(|axes| axes.largest_sigma).fold(0.0, f64::max);

@@ -48,8 +48,8 @@ fn coded_norm_bits(d: f64) -> f64 {
     0.5 * libm::log2(TAU * E * (spread * spread + 1.0 / 12.0))
 }
 
-/// Bits per scalar that pages in the frame `probe` take besides coordinates, which are `blocks` blocks.
-pub(crate) fn probe_page_bits(d: usize, page: usize, blocks: usize) -> f64 {
-    let page_bits = 8.0 + (8 * blocks.div_ceil(8)) as f64 + ANS_END_BITS;
+/// Bits per scalar that pages in the frame `probe` take besides coordinates.
+pub(crate) fn probe_page_bits(d: usize, page: usize) -> f64 {
+    let page_bits = 8.0 + (8 * d.div_ceil(16)) as f64 + ANS_END_BITS;
     page_bits / (page * d) as f64
 }

@@ -5,7 +5,7 @@
 //! | item | meaning | default |
 //! |---|---|---|
 //! | `e8@2.25` | code and rate, bits of a sealed page per scalar, norms and page ends included: `z`, `a2`, `d4`, `e8`, `trellis-8`, `trellis-64` at 1 to 8 bits; `f32`, `bf16`, `f16` without a rate | required |
-//! | `k@2`, `v@2.5` | another rate for keys or values | |
+//! | `k@2`, `v@2.5` | another rate for keys or values | in the frame `probe` keys have 0.4 bits less than the one number and values 0.4 more, which is about best for both; otherwise the same |
 //! | `k=d4@2`, `v=f16` | another code for keys or values | |
 //! | `frame=` | of keys: `probe` (mean off, transform and step by statistics), `mean` (mean off), `none` | `probe`; with a trellis `none` |
 //! | `rope=` | keys are coded `before` or `after` the rotary embedding; frames need `before` | `before` with a frame |
@@ -61,6 +61,9 @@ CODE@BITS[,OPTION...], for example e8@2.25,window=256,sinks=64
 pub const MIN_RATE: f64 = 1.0;
 /// Highest rate that can be asked for, in bits per scalar.
 pub const MAX_RATE: f64 = 8.0;
+/// How far below the one rate of a specification keys in the frame `probe` are, and values above it, where that leaves both in range:
+/// their errors then cost about the same.
+const SPLIT: f64 = 0.4;
 /// Vectors of a page where nothing else is asked.
 pub const DEFAULT_PAGE: usize = 64;
 
@@ -470,7 +473,10 @@ impl Parser {
 
     fn finish(self, text: &str) -> Result<KvSpec, KvError> {
         let [key, value] = [Role::Key, Role::Value].map(|role| self.role(role));
-        let (key, value) = (key?, value?);
+        let (mut key, mut value) = (key?, value?);
+        if self.rates == [None; 2] && self.replaced == [false; 2] && key.frame == Frame::Probe {
+            [key.rate, value.rate] = split(key.rate);
+        }
         let keys_before_rope = self.before_rope.unwrap_or(key.frame != Frame::None);
         if key.frame != Frame::None && !keys_before_rope {
             let reason = format!(
@@ -563,6 +569,13 @@ impl Parser {
     }
 }
 
+/// Rates of keys and values for one number.
+fn split(rate: f64) -> [f64; 2] {
+    let half = SPLIT.min(rate - MIN_RATE).min(MAX_RATE - rate);
+    // Names of codecs show these numbers.
+    [rate - half, rate + half].map(|rate| (rate * 1e6).round() / 1e6)
+}
+
 fn default_gain(role: Role, dither: bool) -> bool {
     role == Role::Value && !dither
 }
@@ -625,11 +638,16 @@ fn ask<T: Copy, E: Into<String>>(
 impl fmt::Display for KvSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { key, value, policy, .. } = self;
-        f.write_str(&value.code_and_rate())?;
-        match (key.code == value.code, key.rate == value.rate) {
-            (true, true) => {}
-            (true, false) => write!(f, ",k@{}", key.rate)?,
-            (false, _) => write!(f, ",k={}", key.code_and_rate())?,
+        let mean = ((key.rate + value.rate) * 500.0).round() / 1000.0;
+        if key.frame == Frame::Probe && key.code == value.code && split(mean) == [key.rate, value.rate] {
+            write!(f, "{}@{mean}", key.code.name())?;
+        } else {
+            f.write_str(&value.code_and_rate())?;
+            match (key.code == value.code, key.rate == value.rate && key.frame != Frame::Probe) {
+                (true, true) => {}
+                (true, false) => write!(f, ",k@{}", key.rate)?,
+                (false, _) => write!(f, ",k={}", key.code_and_rate())?,
+            }
         }
         let plain = RoleSpec::new(Role::Key, key.code, key.rate);
         if key.frame != plain.frame {

@@ -1,5 +1,7 @@
 //! Pages under ANS.
 
+use std::ops::Range;
+
 use gosset_codec::points::PointCode;
 use gosset_entropy::ans::{EncodeTable, LANES, StreamDecoder, StreamEncoder, TABLE_LOG};
 
@@ -13,11 +15,17 @@ fn shifts(norms: bool) -> (i32, i32) {
     if norms { (-16, 15) } else { (-32, 31) }
 }
 
+/// Members of the family by which the table of a group of strips moves for each step of its own.
+const OWN_STEP: i32 = 2;
+/// Steps in either direction.
+const OWN_REACH: i32 = 7;
+
 /// Makes the tables that coding pages will ask for, so that no memory is taken later.
 pub(crate) fn prepare(codes: &[PointCode], norms: bool) {
     let (least, most) = shifts(norms);
     for code in codes {
-        (least..=most).for_each(|shift| _ = code.shifted(shift));
+        let own = if norms { 0 } else { OWN_STEP * OWN_REACH };
+        (least - own..=most + own).for_each(|shift| _ = code.shifted(shift));
     }
     if norms {
         Norms::prepare();
@@ -62,27 +70,39 @@ impl PageFormat<'_> {
             code.encode(&mut encoder, tables.add(code.encode_tables()), points);
         } else {
             let strips = self.strips(points);
-            let cost = |shift: i32| -> u64 {
-                let of = |(code, strip): (&PointCode, &Vec<[i32; N]>)| {
-                    if strip.is_empty() { 0 } else { code.shifted(shift).cost(strip) }
-                };
-                self.codes.iter().zip(&strips).map(of).sum()
+            let cost_of = |b: usize, shift: i32| match &strips[b] {
+                strip if strip.is_empty() => 0,
+                strip => self.codes[b].shifted(shift).cost(strip),
             };
-            let (shift, _) = best_shift(shifts(false), 0, cost);
+            let (shift, _) = best_shift(shifts(false), 0, |shift| (0..self.blocks).map(|b| cost_of(b, shift)).sum());
             let shifted = fields.iter().any(|&field| field != 0);
             page.push((shift + 32) as u8 | if shifted { 0x80 } else { 0 });
-            let mask = page.len();
-            page.resize(mask + self.blocks.div_ceil(8), 0);
-            for (b, _) in strips.iter().enumerate().filter(|(_, strip)| strip.is_empty()) {
-                page[mask + b / 8] |= 1 << (b % 8);
-            }
+            let groups = self.groups::<N>();
+            let own: Vec<u8> = groups
+                .clone()
+                .map(|blocks| {
+                    if blocks.clone().all(|b| strips[b].is_empty()) {
+                        return 0;
+                    }
+                    let cost = |step: i32| blocks.clone().map(|b| cost_of(b, shift + OWN_STEP * step)).sum();
+                    (best_shift((-OWN_REACH, OWN_REACH), 0, cost).0 + OWN_REACH + 1) as u8
+                })
+                .collect();
+            page.extend(own.chunks(2).map(|pair| pair[0] | pair.get(1).map_or(0, |high| high << 4)));
             if shifted {
                 self.write_fields(fields, page);
                 fields_bits = 8 * fields.len() as u64;
             }
-            for (code, strip) in self.codes.iter().zip(&strips).filter(|(_, strip)| !strip.is_empty()) {
-                let code = code.shifted(shift);
-                code.encode(&mut encoder, tables.add(code.encode_tables()), strip);
+            for (blocks, own) in groups.zip(own).filter(|&(_, own)| own != 0) {
+                for b in blocks {
+                    let code = self.codes[b].shifted(shift + OWN_STEP * (i32::from(own) - OWN_REACH - 1));
+                    // Within a group strips that are zero are coded as the others are.
+                    if strips[b].is_empty() {
+                        code.encode(&mut encoder, tables.add(code.encode_tables()), &vec![[0; N]; fields.len()]);
+                    } else {
+                        code.encode(&mut encoder, tables.add(code.encode_tables()), &strips[b]);
+                    }
+                }
             }
         }
         let head_bits = 8 * (page.len() - start) as u64 - fields_bits;
@@ -90,6 +110,12 @@ impl PageFormat<'_> {
         let len_bits = encoder.finish_by(|table| tables.get(table), &mut words);
         let stream_bits = write_words(&words, len_bits, page);
         by_cause(head_bits, fields_bits, norm_bits, len_bits, stream_bits)
+    }
+
+    /// Blocks of coordinates that share a table: as many as have eight elements.
+    fn groups<const N: usize>(&self) -> impl ExactSizeIterator<Item = Range<usize>> + Clone + use<N> {
+        let (blocks, of_group) = (self.blocks, 8 / N);
+        (0..blocks.div_ceil(of_group)).map(move |g| g * of_group..blocks.min((g + 1) * of_group))
     }
 
     /// The points of each block of coordinates, one vector after the other; empty where all are zero.
@@ -133,24 +159,28 @@ impl PageFormat<'_> {
         if head & 0x40 != 0 {
             return Err(reader.damaged(format!("head {head:#x}: an unused bit is set")));
         }
-        let mask = reader.take(self.blocks.div_ceil(8), "zero strips")?;
+        let groups = self.groups::<N>();
+        let own = reader.take(groups.len().div_ceil(2), "tables of strips")?;
         fields.fill(0);
         if head & 0x80 != 0 {
             self.read_fields(&mut reader, fields)?;
         }
         let words = reader.words();
         let mut decoder = start(&words, reader)?;
-        for (b, code) in self.codes.iter().enumerate() {
-            let is_zero = mask[b / 8] >> (b % 8) & 1 == 1;
-            let code = code.shifted(i32::from(head & 63) - 32);
-            for at in (0..n).step_by(RUN) {
-                let points = &mut points[..RUN.min(n - at)];
-                if is_zero {
-                    points.fill([0; N]);
-                } else {
-                    code.decode(&mut decoder, points);
+        let shift = i32::from(head & 63) - 32;
+        for (g, blocks) in groups.enumerate() {
+            let own = i32::from(own[g / 2] >> (4 * (g % 2)) & 15);
+            for b in blocks {
+                let code = self.codes[b].shifted(shift + OWN_STEP * (own - OWN_REACH - 1));
+                for at in (0..n).step_by(RUN) {
+                    let points = &mut points[..RUN.min(n - at)];
+                    if own == 0 {
+                        points.fill([0; N]);
+                    } else {
+                        code.decode(&mut decoder, points);
+                    }
+                    sink(at * self.blocks + b, self.blocks, points);
                 }
-                sink(at * self.blocks + b, self.blocks, points);
             }
         }
         finish(decoder, reader)

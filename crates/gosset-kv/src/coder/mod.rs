@@ -7,14 +7,14 @@
 //! | part | ANS, with norms | ANS, frame `probe` | Rice |
 //! |---|---|---|---|
 //! | head | 3 bytes: table shift + 16 in bits 0–4, norm table in bits 5–9, norm centre + 1024 in bits 10–20 | 1 byte: table shift + 32 in bits 0–5, bit 7: vectors have shifts | 4 bytes: parameters of both classes in bits 0–3 and 4–7, unused last bits of the string in bits 8–10, width of norms in bits 11–14, least norm + 1024 in bits 15–25 |
-//! | zero strips | | one bit per block of coordinates, from bit 0 of the first byte on: set where it is zero in all vectors | |
+//! | strips | | four bits per eight coordinates, low half of a byte first: 0 where they are zero in all vectors, otherwise their own shift, in eighths of an octave, + 8 | |
 //! | fields | norms in one byte (`log8`) or two (`f16`) for each vector | shifts, one byte for each vector, if there are any | as with ANS |
 //! | bit string | norms (`coded`), then points | points of the strips that are not zero, strip after strip | norms (`coded`) in fixed width, then symbols of points |
 //!
 //! With norms the points of all vectors, one vector after the other, are one sequence under one set of tables: the member of the
 //! family of [`gosset_codec::points`] made for the spread of Gaussian coordinates at the codec's scale, shifted by the head's number of
 //! sixteenths of an octave. In the frame `probe` each block of coordinates has a spread of its own; a strip is that block of all vectors,
-//! under tables for its spread, all of them shifted by the same number. Norms are the differences from the centre, coded as points of Z with
+//! under tables for its spread, shifted by the number of the head and that of its eight coordinates. Norms are the differences from the centre, coded as points of Z with
 //! tables for a spread of 2^(t/4 − 2). Lanes of the code take turns: norm i and point i of a sequence are in lane i mod 4.
 
 mod ans;

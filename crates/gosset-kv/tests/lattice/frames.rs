@@ -141,6 +141,9 @@ fn degenerate_statistics_give_working_codecs() {
 fn specifications_round_trip() {
     for text in [
         "e8@2.25",
+        "e8@2.25,k@2.25",
+        "e8@1.2",
+        "e8@8",
         "e8@2.25,window=256,sinks=64",
         "e8@2.5,k@2",
         "d4@3,k=e8@2,frame=mean",
@@ -159,6 +162,8 @@ fn specifications_round_trip() {
         let shown = spec.to_string();
         assert_eq!(shown.parse::<KvSpec>().unwrap(), spec, "{text} is shown as {shown}");
     }
+    let one: KvSpec = "e8@2.25".parse().unwrap();
+    assert_eq!((one.key.rate, one.value.rate, one.to_string().as_str()), (1.85, 2.65, "e8@2.25"));
     let both: KvSpec = "e8@3,frame=none,rot=haar,v.rot=none,norm=log8,dither=on,k.dither=off".parse().unwrap();
     let each: KvSpec = "e8@3,frame=none,k.rot=haar,v.rot=none,k.norm=log8,v.norm=log8,v.dither=on".parse().unwrap();
     assert_eq!(both, each);

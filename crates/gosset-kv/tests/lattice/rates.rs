@@ -77,7 +77,7 @@ fn keys_in_the_frame_of_their_probe_have_the_asked_rate() {
         // Other keys of the distribution that was probed.
         let (keys, _) = keys_and_queries(2048, d, 90);
         for rate in [1.5, 2.25, 3.0, 6.0] {
-            let (codec, _) = codecs(&format!("e8@{rate}"), d);
+            let (codec, _) = codecs(&format!("e8@{rate},k@{rate}"), d);
             let bps = page_bps(&*codec, KEY, &keys);
             assert!((bps / rate - 1.0).abs() < 2.0 * RATE_TOLERANCE, "{rate}, {d}: {bps}");
         }
@@ -134,6 +134,6 @@ fn the_frame_of_a_probe_keeps_scores() {
         }
         sum / n as f64
     };
-    let (probe, mean, none) = (error("e8@3"), error("e8@3,frame=mean"), error("e8@3,frame=none"));
+    let (probe, mean, none) = (error("e8@3,k@3"), error("e8@3,frame=mean"), error("e8@3,frame=none"));
     assert!(probe < 0.2 * mean && mean < 0.2 * none, "probe {probe}, mean {mean}, none {none}");
 }
