@@ -4,25 +4,33 @@
 //! that is eᵀ A² e on average, A being diagonal with the root mean square of the query in each pair that rotates together. With C the
 //! covariance of keys before the rotary embedding, the axes are the eigenvectors of A·C·A: in the frame z = Eᵀ·A·(k − m) coordinates
 //! are uncorrelated and a squared error costs the same in each. One step then serves all coordinates of the heads of a layer: those with
-//! much variance get more bits, those below the step none. The step is the one at which Gaussian keys of these variances take the asked
-//! bits.
+//! much variance get more bits, those below the step none. The step is the one at which keys of these variances take the asked bits:
+//! Gaussian ones first, then corrected by what some keys of the probe take.
 
 use std::num::NonZeroUsize;
 
 use gosset_codec::points::PointCode;
-use gosset_lattice::LatticeKind;
+use gosset_lattice::{BitStrip, LatticeKind, LatticeVisitor};
 
+use crate::coder::PageFormat;
 use crate::curve::Curve;
 use crate::eigen::principal_axes;
 use crate::matrix::{ROWS, apply};
 use crate::norm_frame::scale_and_shift;
 use crate::probe::HeadProbe;
+use crate::spec::{Coder, DEFAULT_PAGE};
 use crate::{KvError, Probe};
 
 /// Least weight of a pair of coordinates, relative to the largest: queries may never look at some of them.
 const LEAST_WEIGHT: f64 = 1e-4;
 /// Steps of the search for a step, each of which halves its logarithm's bracket.
 const SEARCH_STEPS: usize = 60;
+/// Times the step is corrected by what sampled keys take.
+const CORRECTIONS: usize = 3;
+/// Sampled keys of a layer below which they say too little.
+const LEAST_SAMPLE: usize = 256;
+/// Largest part of the bits by which they are corrected.
+const MOST_EXCESS: f64 = 0.4;
 /// Octaves on either side over which the slope of bits is taken.
 const SLOPE_REACH: f64 = 0.125;
 /// Largest share of the bits that is set aside because a probe was short.
@@ -100,13 +108,14 @@ pub(crate) fn axes(
     curve: Curve,
     bits: f64,
     gain: bool,
+    dithered: bool,
 ) -> Result<Vec<Axes>, KvError> {
     let shape = probe.shape();
     // Layers do not depend on each other: threads change nothing but the time, which is some milliseconds for each head.
     let threads = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
     let layers: Vec<usize> = (0..shape.layers).collect();
     let part = |layers: &[usize]| -> Vec<Axes> {
-        layers.iter().flat_map(|&layer| axes_of_layer(probe, layer, lattice, curve, bits, gain)).collect()
+        layers.iter().flat_map(|&layer| axes_of_layer(probe, layer, lattice, curve, bits, gain, dithered)).collect()
     };
     let part = &part;
     let all: Vec<Axes> = std::thread::scope(|scope| {
@@ -124,7 +133,15 @@ pub(crate) fn axes(
 }
 
 /// The transforms of the heads of one layer, which share a step.
-fn axes_of_layer(probe: &Probe, layer: usize, lattice: LatticeKind, curve: Curve, bits: f64, gain: bool) -> Vec<Axes> {
+fn axes_of_layer(
+    probe: &Probe,
+    layer: usize,
+    lattice: LatticeKind,
+    curve: Curve,
+    bits: f64,
+    gain: bool,
+    dithered: bool,
+) -> Vec<Axes> {
     let (d, dim) = (probe.shape().head_dim, lattice.dim());
     let heads: Vec<Shape> = (0..probe.shape().kv_heads)
         .filter_map(|head| probe.head(layer, head))
@@ -144,14 +161,62 @@ fn axes_of_layer(probe: &Probe, layer: usize, lattice: LatticeKind, curve: Curve
     };
     let largest = heads.iter().map(|head| head.largest).fold(0.0, f64::max);
     let top = libm::log2(largest.max(1e-30));
-    // From a step at which nothing is coded to one far below what f32 resolves.
-    let (mut fine, mut coarse) = (top - 24.0, top + 8.0);
-    for _ in 0..SEARCH_STEPS {
-        let middle = 0.5 * (fine + coarse);
-        if total(middle) > bits { fine = middle } else { coarse = middle }
+    let step_of = |bits: f64| {
+        // From a step at which nothing is coded to one far below what f32 resolves.
+        let (mut fine, mut coarse) = (top - 24.0, top + 8.0);
+        for _ in 0..SEARCH_STEPS {
+            let middle = 0.5 * (fine + coarse);
+            if total(middle) > bits { fine = middle } else { coarse = middle }
+        }
+        coarse
+    };
+    let finish = |log2_step: f64| -> Vec<Axes> {
+        heads.iter().map(|head| head.finish(lattice, curve, libm::exp2(log2_step), gain)).collect()
+    };
+    let mut log2_step = step_of(bits);
+    let samples: Vec<&[f32]> =
+        (0..heads.len()).filter_map(|head| probe.head(layer, head)).map(|head| &head.sample[..]).collect();
+    let n: usize = samples.iter().map(|sample| sample.len()).sum();
+    if dithered || n < LEAST_SAMPLE * d {
+        return finish(log2_step);
     }
-    let step = libm::exp2(coarse);
-    heads.iter().map(|head| head.finish(lattice, curve, step, gain)).collect()
+    for _ in 0..CORRECTIONS {
+        // Keys are not Gaussian, and variances of a few thousand tokens not those of others: what tables charge for keys that are not part
+        // of the statistics tells how much less is to be asked for.
+        let axes = finish(log2_step);
+        let codes: u64 =
+            axes.iter().zip(&samples).map(|(axes, sample)| lattice.dispatch(CodesOf { axes, sample })).sum();
+        let excess = codes as f64 / n as f64 - total(log2_step);
+        log2_step = step_of(bits - excess.clamp(-MOST_EXCESS * bits, MOST_EXCESS * bits));
+    }
+    finish(log2_step)
+}
+
+/// Bits of the codes of keys in pages.
+struct CodesOf<'a> {
+    axes: &'a Axes,
+    sample: &'a [f32],
+}
+
+impl LatticeVisitor for CodesOf<'_> {
+    type Out = u64;
+
+    fn visit<const N: usize, L: BitStrip<N>>(self) -> u64 {
+        let Self { axes, sample } = self;
+        let d = axes.mean.len();
+        let (mut v, mut scratch) = (vec![0.0; d], vec![0.0; d]);
+        let format = PageFormat { coder: Coder::Ans, norm: None, codes: &axes.codes, blocks: d / N };
+        let mut codes = 0;
+        for page in sample.chunks(DEFAULT_PAGE * d) {
+            let (mut fields, mut points) = (Vec::new(), Vec::new());
+            for x in page.chunks_exact(d) {
+                fields.push(axes.enter(x, &mut v, &mut scratch, i16::MAX as f32 - 8.0));
+                points.extend(v.as_chunks::<N>().0.iter().map(L::nearest_point));
+            }
+            codes += format.pack::<N, L>(&fields, &points, &mut Vec::new()).codes;
+        }
+        codes
+    }
 }
 
 impl Shape {

@@ -70,7 +70,7 @@ impl LatticeKv {
         let (form, reach) = if own.frame == Frame::Probe {
             let probe = checked_probe(own.frame, shape, probe)?;
             let bits = own.rate - probe_page_bits(d, page);
-            let axes = crate::frame::axes(probe, lattice, curve, bits, own.gain)?;
+            let axes = crate::frame::axes(probe, lattice, curve, bits, own.gain, own.dither)?;
             axes.iter().for_each(|axes| coder::prepare(&axes.codes, false));
             let largest = axes.iter().map(|axes| axes.largest_sigma).fold(0.0, f64::max);
             (Form::Probed(axes), REACH_SIGMAS * largest)

@@ -2,6 +2,11 @@
 
 use crate::{KvError, KvShape};
 
+/// Keys of a head that are held back at most.
+const MAX_SAMPLE: usize = 512;
+/// One key in so many is held back at first.
+const FIRST_STRIDE: u64 = 4;
+
 /// Which two coordinates of a vector the rotary embedding turns in one plane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RopePairs {
@@ -30,6 +35,9 @@ pub struct HeadProbe {
     pub covariance: Vec<f64>,
     /// Mean square of the coordinates of queries by pair, `[head_dim / 2]`, averaged over the pair and the query heads of the group.
     pub query_energy: Vec<f64>,
+    /// Keys that are not part of mean and covariance, `[n, head_dim]`, evenly spread over the tokens: what tells how many bits keys really
+    /// take.
+    pub sample: Vec<f32>,
 }
 
 /// Statistics of the keys before the rotary embedding and of the queries of a model.
@@ -89,6 +97,23 @@ struct HeadSums {
     keys: Vec<f64>,
     products: Vec<f64>,
     query_squares: Vec<f64>,
+    sample: Vec<f32>,
+}
+
+impl HeadSums {
+    fn add(&mut self, key: &[f32], row: &mut [f64]) {
+        let d = row.len();
+        for ((row, &v), o) in row.iter_mut().zip(key).zip(&self.origin) {
+            *row = f64::from(v) - o;
+        }
+        for (i, &v) in row.iter().enumerate() {
+            self.keys[i] += v;
+            // The lower triangle; the rest follows.
+            for (p, w) in self.products[i * d..][..=i].iter_mut().zip(&*row) {
+                *p += v * w;
+            }
+        }
+    }
 }
 
 /// Collects statistics from the keys and queries of a forward pass, in f64 and in the order in which they come.
@@ -113,6 +138,8 @@ pub struct ProbeBuilder {
     heads: Vec<HeadSums>,
     /// Tokens and query vectors of each layer.
     counts: Vec<(u64, u64)>,
+    /// Tokens from one that is sampled to the next, by layer.
+    strides: Vec<u64>,
     row: Vec<f64>,
 }
 
@@ -132,9 +159,17 @@ impl ProbeBuilder {
             keys: vec![0.0; d],
             products: vec![0.0; d * d],
             query_squares: vec![0.0; d / 2],
+            sample: Vec::new(),
         };
         let heads = vec![zero; shape.layers * shape.kv_heads];
-        Ok(Self { shape, pairs, heads, counts: vec![(0, 0); shape.layers], row: vec![0.0; d] })
+        Ok(Self {
+            shape,
+            pairs,
+            heads,
+            counts: vec![(0, 0); shape.layers],
+            strides: vec![FIRST_STRIDE; shape.layers],
+            row: vec![0.0; d],
+        })
     }
 
     /// Adds n tokens of a layer: `keys` before the rotary embedding, `[n, kv_heads * head_dim]`, and `queries`, `[n, heads * head_dim]`
@@ -164,24 +199,11 @@ impl ProbeBuilder {
                 return Err(KvError::NonFinite { role, layer: layer as u32, head, position });
             }
         }
+        for (token, keys) in (self.counts[layer].0..).zip(keys.chunks_exact(width)) {
+            self.add_token(layer, token, keys);
+        }
         for head in 0..kv_heads {
             let sums = &mut self.heads[layer * kv_heads + head];
-            for (token, keys) in keys.chunks_exact(width).enumerate() {
-                let key = &keys[head * d..][..d];
-                if self.counts[layer].0 == 0 && token == 0 {
-                    sums.origin.iter_mut().zip(key).for_each(|(o, &v)| *o = f64::from(v));
-                }
-                for ((row, &v), o) in self.row.iter_mut().zip(key).zip(&sums.origin) {
-                    *row = f64::from(v) - o;
-                }
-                for (i, &v) in self.row.iter().enumerate() {
-                    sums.keys[i] += v;
-                    // The lower triangle; the rest follows.
-                    for (p, w) in sums.products[i * d..][..=i].iter_mut().zip(&self.row) {
-                        *p += v * w;
-                    }
-                }
-            }
             for queries in queries.chunks_exact(width * group) {
                 for (i, &q) in queries[head * group * d..][..group * d].iter().enumerate() {
                     sums.query_squares[self.pairs.pair_of(i % d, d)] += f64::from(q) * f64::from(q);
@@ -191,6 +213,38 @@ impl ProbeBuilder {
         self.counts[layer].0 += n as u64;
         self.counts[layer].1 += (n * group) as u64;
         Ok(())
+    }
+
+    /// Adds the keys of one token to the sums, or holds them back as a sample; whenever there are too many of those, every other one goes
+    /// to the sums after all.
+    fn add_token(&mut self, layer: usize, token: u64, keys: &[f32]) {
+        let KvShape { kv_heads, head_dim: d, .. } = self.shape;
+        let heads = &mut self.heads[layer * kv_heads..][..kv_heads];
+        let stride = &mut self.strides[layer];
+        let held = token % *stride == *stride - 1;
+        for (sums, key) in heads.iter_mut().zip(keys.chunks_exact(d)) {
+            if token == 0 {
+                sums.origin.iter_mut().zip(key).for_each(|(o, &v)| *o = f64::from(v));
+            }
+            if held {
+                sums.sample.extend_from_slice(key);
+            } else {
+                sums.add(key, &mut self.row);
+            }
+        }
+        if heads.first().is_some_and(|sums| sums.sample.len() > MAX_SAMPLE * d) {
+            *stride *= 2;
+            for sums in heads {
+                let sample = std::mem::take(&mut sums.sample);
+                for (i, key) in sample.chunks_exact(d).enumerate() {
+                    if i % 2 == 1 {
+                        sums.sample.extend_from_slice(key);
+                    } else {
+                        sums.add(key, &mut self.row);
+                    }
+                }
+            }
+        }
     }
 
     /// The statistics.
@@ -207,7 +261,8 @@ impl ProbeBuilder {
         }
         let head = |(i, sums): (usize, HeadSums)| {
             let (n, n_queries) = self.counts[i / kv_heads];
-            let (n, n_queries) = (n as f64, n_queries as f64);
+            let n = (n - (sums.sample.len() / d) as u64) as f64;
+            let n_queries = n_queries as f64;
             let shift: Vec<f64> = sums.keys.iter().map(|s| s / n).collect();
             let mut covariance = vec![0.0; d * d];
             for i in 0..d {
@@ -220,7 +275,7 @@ impl ProbeBuilder {
             }
             let mean = sums.origin.iter().zip(&shift).map(|(o, s)| o + s).collect();
             let query_energy = sums.query_squares.iter().map(|q| q / (2.0 * n_queries)).collect();
-            HeadProbe { mean, covariance, query_energy }
+            HeadProbe { mean, covariance, query_energy, sample: sums.sample }
         };
         let heads = self.heads.into_iter().enumerate().map(head).collect();
         Ok(Probe { shape: self.shape, pairs: self.pairs, heads, tokens })
