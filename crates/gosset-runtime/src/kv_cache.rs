@@ -119,9 +119,9 @@ impl KvCache {
 
     /// Forgets positions such that what is left is a common start of the tokens held and of `tokens`; returns how many are left.
     ///
-    /// Those are all of the longest common start, so a text that continues `tokens` can go on from there. In a compressed cache with an
-    /// exact window a rewind would leave coded what a cache without it has exact, and a text would depend on what was said before;
-    /// there, the sinks of the common start are left, and everything if nothing is cut.
+    /// Those are all of the longest common start, so a text that continues `tokens` can go on from there. Only where a compressed cache
+    /// with an exact window would be rewound are its sinks alone left: the window would hold coded what a cache that never held more has
+    /// exact, and a text would depend on what was said before it.
     pub fn keep_common_start(&mut self, tokens: &[u32]) -> usize {
         let mut n = self.tokens.iter().zip(tokens).take_while(|(held, wanted)| held == wanted).count();
         if let CacheForm::Coded(cache) = &self.form {

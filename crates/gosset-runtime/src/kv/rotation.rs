@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_grow_with_the_square_root_of_nothing_but_the_steps() {
+    fn tables_have_a_row_for_each_step_and_keep_it() {
         let mut rotation = PositionRotation::new(&RopeFrequencies::new(64, 10_000.0, &RopeScaling::None));
         rotation.cover(8192);
         assert_eq!(rotation.coarse_cos.len(), 8192 / STEP * 32);
