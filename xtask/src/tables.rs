@@ -15,7 +15,7 @@ use crate::{
     workspace::Workspace,
 };
 
-const PAGES: &[&str] = &["README.md", "docs/EVALUATION.md", "docs/KERNELS.md", "docs/MATH.md"];
+const PAGES: &[&str] = &["README.md", "docs/EVALUATION.md", "docs/KERNELS.md", "docs/KV.md", "docs/MATH.md"];
 const BEGIN: &str = "<!-- table ";
 const END: &str = "<!-- end table -->";
 

@@ -26,11 +26,15 @@ struct Plot {
 const PLOTS: &[Plot] = &[
     Plot { svg: "docs/plots/gap.svg", json: "docs/results/rd.json", draw: gap },
     Plot { svg: "docs/plots/ppl.svg", json: "docs/results/smollm2-wikitext2.json", draw: perplexity },
+    Plot { svg: "docs/plots/kv.svg", json: "docs/results/smollm2-kv.json", draw: caches },
     Plot { svg: "docs/plots/kernels.svg", json: "docs/results/h200-kernels.json", draw: kernels },
 ];
 
 /// Largest distance to the bound that is drawn, in bits.
 const MAX_GAP_BITS: f64 = 0.7;
+
+/// Distances in ln PPL that are drawn for caches.
+const CACHE_DISTANCES: std::ops::Range<f64> = 0.003..4.0;
 
 /// Largest perplexity that is drawn, over that of the unquantized model.
 const MAX_PPL_RATIO: f64 = 60.0;
@@ -97,6 +101,37 @@ fn perplexity(json: &str, file: &str) -> Result<String> {
         reference: baseline.map(|ppl| Reference { value: ppl, label: "unquantized" }),
     }
     .svg()
+}
+
+/// Distance in ln PPL over the rate of compressed caches without an exact part, one line per method.
+fn caches(json: &str, file: &str) -> Result<String> {
+    let table: Evaluation = parse(json)?;
+    let rows = table.rows.iter().filter_map(|row| Some((row.kv.as_deref()?, row.kv_all_in_bps?, row.delta_ln?)));
+    let all_coded = rows.filter(|(spec, ..)| !spec.contains("window="));
+    let points: Vec<_> = all_coded.map(|(spec, rate, distance)| (method(spec), rate, distance)).collect();
+    let last = points.iter().map(|p| p.1).fold(4.0, f64::max);
+    let x = 1.4..last + 0.2;
+    let labels = [0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0];
+    Chart {
+        title: &format!("Compressed KV caches of {}, every position coded, {}", table.model, table.protocol),
+        subtitle: &format!("{file}: {} windows, {} tokens scored", table.windows, table.tokens_scored),
+        x: Axis::linear("all-in rate at the end of a window, bits per scalar", x.clone(), quarters(x)),
+        y: Axis::logarithmic("ln PPL over that of the cache in f32", CACHE_DISTANCES, labels.to_vec()),
+        series: Series::group(points.iter().map(|(name, x, y)| (name.as_str(), *x, *y))),
+        reference: None,
+    }
+    .svg()
+}
+
+/// The code of a spec, and its frame where that is another than the default.
+fn method(spec: &str) -> String {
+    let code = spec.split('@').next().unwrap_or(spec);
+    let option = |name: &str| spec.split(',').find(|option| option.starts_with(name));
+    [Some(code), option("frame="), option("k.rot="), option("k.dither=")]
+        .into_iter()
+        .flatten()
+        .collect::<Vec<_>>()
+        .join(" ")
 }
 
 /// Speed of products over their distortion, one line per codec.
