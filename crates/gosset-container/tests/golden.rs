@@ -285,17 +285,21 @@ fn by_columns(codec: &str, bits: f64, rows: usize, cols: usize, i: usize) -> Enc
     let mut gains = [1.0; N_CLASSES];
     gains
         .iter_mut()
-        .take(if i % 2 == 0 { N_CLASSES } else { 0 })
+        .take(if i.is_multiple_of(2) { N_CLASSES } else { 0 })
         .enumerate()
         .for_each(|(c, g)| *g = 0.8 + 0.0625 * c as f32);
     let options = ColumnOptions {
         inputs: rotated(is_shift, cols),
-        outputs: rotated(i % 2 == 0, rows),
+        outputs: rotated(i.is_multiple_of(2), rows),
         step: if is_shift { 1.0 / 4096.0 } else { step },
         exponents: if is_shift { Vec::new() } else { (0..cols).map(|col| exponent(col) as u8).collect() },
         reach: 8.0 / step,
         gains,
-        row_exponents: if i % 3 == 0 { (0..rows).map(|row| (row * 5 % 16) as u8).collect() } else { Vec::new() },
+        row_exponents: if i.is_multiple_of(3) {
+            (0..rows).map(|row| (row * 5 % 16) as u8).collect()
+        } else {
+            Vec::new()
+        },
     };
     let spec = CodecSpec::named(codec, bits).unwrap();
     let mut encoder = ColumnEncoder::new(&spec, rows, cols, &options).unwrap();
