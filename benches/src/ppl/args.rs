@@ -60,7 +60,7 @@ pub struct Args {
     /// --codecs, --rates and --target-bpw the weights stay as they are.
     #[arg(long, value_name = "SPEC")]
     pub kv: Vec<String>,
-    /// Tokens that go through a compressed cache at once; the numbers do not depend on it.
+    /// Tokens that go through a compressed cache at once; the numbers do not depend on it but for rounding.
     #[arg(long, value_name = "TOKENS", default_value_t = 256, requires = "kv", value_parser = positive)]
     pub kv_chunk: usize,
     /// Quantize embeddings and output head too, at this payload rate.

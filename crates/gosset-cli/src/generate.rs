@@ -28,7 +28,7 @@ use crate::{interrupt, output, prompt};
 #[command(after_help = "Examples:
   gosset generate smollm2.gosset --chat --prompt \"Why is the sky blue?\"
   gosset generate smollm2.gosset --prompt \"Once upon a time\" --temperature 0.8 --top-p 0.95 --seed 7
-  gosset generate smollm2.gosset --prompt \"Once upon a time\" --kv e8@2.25,window=256,sinks=64
+  gosset generate smollm2.gosset --prompt \"Once upon a time\" --kv e8@3
   git diff | gosset generate model.gosset --chat --stdin --max-tokens 60 --json")]
 pub(crate) struct GenerateArgs {
     /// Container, GGUF file, Hugging Face folder, known name (`gosset list`), or hub name org/name.

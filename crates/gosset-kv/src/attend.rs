@@ -104,7 +104,8 @@ impl KvStore {
     ///
     /// `queries` is `[n, group, head_dim]`, rotated and scaled; `out` has the same shape and gets Σ softmax(⟨q, k⟩) v. With `rope`, keys
     /// were stored before their rotation and are rotated on reading. Each page is decoded once per call. The order of sums depends on
-    /// nothing but positions: results are the same on any machine and for any number of threads.
+    /// positions and, in the exact window, on what the chunk holds: results are the same on any machine and for any number of threads,
+    /// and but for rounding for any chunks.
     ///
     /// A query sees exact what is held exact of its window. After a rewind, or when its chunk is settled, that can be less than its window.
     ///

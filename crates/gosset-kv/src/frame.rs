@@ -101,6 +101,9 @@ struct Shape {
     largest: f64,
 }
 
+/// Octaves by which the coarsest step lies above the largest standard deviation: nothing is coded there.
+const COARSEST: f64 = 8.0;
+
 /// The transforms of all heads, layer after layer, for `bits` per scalar in each layer.
 pub(crate) fn axes(
     probe: &Probe,
@@ -111,20 +114,31 @@ pub(crate) fn axes(
     dithered: bool,
 ) -> Result<Vec<Axes>, KvError> {
     let shape = probe.shape();
+    if !(bits.is_finite() && bits > 0.0) {
+        let reason = "the ends of pages alone take more: expected a higher rate or longer pages".to_owned();
+        return Err(KvError::Spec { spec: "frame=probe".to_owned(), reason });
+    }
     // Layers do not depend on each other: threads change nothing but the time, which is some milliseconds for each head.
     let threads = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
     let layers: Vec<usize> = (0..shape.layers).collect();
-    let part = |layers: &[usize]| -> Vec<Axes> {
-        layers.iter().flat_map(|&layer| axes_of_layer(probe, layer, lattice, curve, bits, gain, dithered)).collect()
+    let part = |layers: &[usize]| -> Option<Vec<Vec<Axes>>> {
+        layers.iter().map(|&layer| axes_of_layer(probe, layer, lattice, curve, bits, gain, dithered)).collect()
     };
     let part = &part;
-    let all: Vec<Axes> = std::thread::scope(|scope| {
+    let all: Option<Vec<Vec<Vec<Axes>>>> = std::thread::scope(|scope| {
         let parts: Vec<_> = layers
             .chunks(shape.layers.div_ceil(threads).max(1))
             .map(|layers| scope.spawn(move || part(layers)))
             .collect();
-        parts.into_iter().flat_map(|part| part.join().unwrap_or_else(|e| std::panic::resume_unwind(e))).collect()
+        parts.into_iter().map(|part| part.join().unwrap_or_else(|e| std::panic::resume_unwind(e))).collect()
     });
+    let Some(all) = all else {
+        let reason = format!(
+            "{bits:.2} bits for codes are fewer than they need at any step: expected a higher rate or longer pages"
+        );
+        return Err(KvError::Spec { spec: "frame=probe".to_owned(), reason });
+    };
+    let all: Vec<Axes> = all.into_iter().flatten().flatten().collect();
     if let Some(i) = all.iter().position(|axes| axes.to_frame.iter().chain(&axes.from_frame).any(|v| !v.is_finite())) {
         let reason = format!("keys of layer {} are out of range", i / shape.kv_heads);
         return Err(KvError::Spec { spec: "frame=probe".to_owned(), reason });
@@ -132,7 +146,7 @@ pub(crate) fn axes(
     Ok(all)
 }
 
-/// The transforms of the heads of one layer, which share a step.
+/// The transforms of the heads of one layer, which share a step; `None` if no step takes so few bits.
 fn axes_of_layer(
     probe: &Probe,
     layer: usize,
@@ -141,7 +155,7 @@ fn axes_of_layer(
     bits: f64,
     gain: bool,
     dithered: bool,
-) -> Vec<Axes> {
+) -> Option<Vec<Axes>> {
     let (d, dim) = (probe.shape().head_dim, lattice.dim());
     let heads: Vec<Shape> = (0..probe.shape().kv_heads)
         .filter_map(|head| probe.head(layer, head))
@@ -161,9 +175,12 @@ fn axes_of_layer(
     };
     let largest = heads.iter().map(|head| head.largest).fold(0.0, f64::max);
     let top = libm::log2(largest.max(1e-30));
+    if total(top + COARSEST) > bits {
+        return None;
+    }
     let step_of = |bits: f64| {
         // From a step at which nothing is coded to one far below what f32 resolves.
-        let (mut fine, mut coarse) = (top - 24.0, top + 8.0);
+        let (mut fine, mut coarse) = (top - 24.0, top + COARSEST);
         for _ in 0..SEARCH_STEPS {
             let middle = 0.5 * (fine + coarse);
             if total(middle) > bits { fine = middle } else { coarse = middle }
@@ -178,7 +195,7 @@ fn axes_of_layer(
         (0..heads.len()).filter_map(|head| probe.head(layer, head)).map(|head| &head.sample[..]).collect();
     let n: usize = samples.iter().map(|sample| sample.len()).sum();
     if dithered || n < LEAST_SAMPLE * d {
-        return finish(log2_step);
+        return Some(finish(log2_step));
     }
     for _ in 0..CORRECTIONS {
         // Keys are not Gaussian, and variances of a few thousand tokens not those of others: what tables charge for keys that are not part
@@ -189,7 +206,7 @@ fn axes_of_layer(
         let excess = codes as f64 / n as f64 - total(log2_step);
         log2_step = step_of(bits - excess.clamp(-MOST_EXCESS * bits, MOST_EXCESS * bits));
     }
-    finish(log2_step)
+    Some(finish(log2_step))
 }
 
 /// Bits of the codes of keys in pages.

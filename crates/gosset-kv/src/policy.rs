@@ -128,6 +128,8 @@ pub struct Policy {
 impl Policy {
     /// Vectors of a page at most: one page of one head is decoded at once into scratch.
     pub const MAX_PAGE: usize = 4096;
+    /// Largest window, and most sinks.
+    pub const MAX_POSITIONS: usize = 1 << 30;
 
     /// Refuses pages of no vectors or of more than [`Policy::MAX_PAGE`].
     ///
@@ -140,6 +142,14 @@ impl Policy {
                 spec: format!("page={}", self.page),
                 reason: format!("expected 1 to {} vectors", Self::MAX_PAGE),
             });
+        }
+        for (name, positions) in [("window", self.window), ("sinks", self.sinks)] {
+            if positions > Self::MAX_POSITIONS {
+                return Err(KvError::Spec {
+                    spec: format!("{name}={positions}"),
+                    reason: format!("expected at most {} positions", Self::MAX_POSITIONS),
+                });
+            }
         }
         Ok(())
     }

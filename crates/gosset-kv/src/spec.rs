@@ -49,9 +49,11 @@ CODE@BITS[,OPTION...], for example e8@2.25,window=256,sinks=64
                    f16, bf16, f32 without bits
   k@BITS, v@BITS   another rate for keys or values; k=CODE@BITS, v=CODE@BITS another code
   window=N sinks=N newest and first positions kept exact (0), exact=f16|bf16|f32 how
-  frame=F          keys: probe (mean off, transform by statistics), mean, none (probe)
+  frame=F          keys: probe (mean off, transform by statistics; unless said otherwise, keys then get .4 bits
+                   less and values .4 more), mean, none (probe)
   rope=before|after  where keys are coded (before; after with frame=none)
-  rot=rht|haar|signs|none, norm=coded|log8|f16, coder=ans|rice, dither=on|off, gain=on|off
+  rot=rht|haar|signs|none (rht), norm=coded|log8|f16 (coded), coder=ans|rice (ans), dither=on|off (off),
+  gain=on|off (on for values without dither)
                    for both, or with k. or v. before them for one
   page=N           vectors of a sealed page (64), budget=variable|fixed
   protect=0+k23    layers kept exact, with k or v only their keys or values

@@ -386,7 +386,7 @@ impl KvStore {
     /// First position that a query at `position` sees exact, sinks aside, if nothing was rewound: boundaries of blocks count from where
     /// the codes of the layer end.
     pub(crate) fn exact_boundary(&self, own: &Layer, position: usize) -> usize {
-        let oldest = (position + 1).saturating_sub(self.policy.window);
+        let oldest = position.saturating_add(1).saturating_sub(self.policy.window);
         let end = own.coded_end(self.policy.sinks);
         if oldest >= end {
             // What is beyond the codes waits for its block.
@@ -402,7 +402,7 @@ impl KvStore {
 
     /// First position that a query at `position` of a layer sees at all.
     pub(crate) fn band_start(&self, own: &Layer, position: usize) -> usize {
-        own.band.map_or(0, |band| (position + 1).saturating_sub(band))
+        own.band.map_or(0, |band| position.saturating_add(1).saturating_sub(band))
     }
 
     /// Where codes end once `len` positions are held: whole blocks that have left the window.

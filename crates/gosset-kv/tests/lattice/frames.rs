@@ -186,6 +186,7 @@ fn specifications_are_refused_with_what_would_be_right() {
         ("e8@2,windows=3", "no option is named \"windows\"; there are frame"),
         ("e8@2,window", "expected option=value"),
         ("e8@2,window=-1", "expected a whole number"),
+        ("e8@2,window=18446744073709551615", "expected at most 1073741824 positions"),
         ("e8@2,window=1,window=2", "given twice"),
         ("e8@2,k@2,k@3", "given twice"),
         ("e8@2,rot=spin", "expected rht, haar, signs, none"),
@@ -212,4 +213,15 @@ fn specifications_are_refused_with_what_would_be_right() {
     assert_eq!((policy.window, policy.sinks, policy.page, protect.len()), (256, 64, 64, 1));
     assert!(parse_policy("frame=none").is_err() && parse_policy("window").is_err());
     assert_eq!(parse_policy("").unwrap().0.window, 0);
+}
+
+#[test]
+fn rates_that_pages_leave_no_bits_for_are_refused() {
+    for (text, expected) in [
+        ("e8@1,k@1,page=1", "the ends of pages alone take more"),
+        ("e8@1,k@1,page=2,dither=on", "fewer than they need at any step"),
+    ] {
+        let error = text.parse::<KvSpec>().unwrap().codecs(shape(64), Some(&probe(64))).unwrap_err();
+        assert!(matches!(error, KvError::Spec { .. }) && error.to_string().contains(expected), "{text:?}: {error}");
+    }
 }

@@ -64,6 +64,9 @@ impl CodedCache {
     pub(crate) fn truncate(&mut self, len: usize) -> usize {
         if !self.store.is_exact_after(len) {
             self.fresh_to = self.fresh_to.min(len);
+        } else if len <= self.fresh_to {
+            // All that is left is as if it had never held more.
+            self.fresh_to = usize::MAX;
         }
         if len == 0 || self.store.truncate(len).is_err() {
             self.reset();
