@@ -497,6 +497,12 @@ impl Parser {
             Role::Value => (1, "v"),
         };
         let (code, rate) = self.codes[i];
+        if self.replaced[i] && self.rates[i].is_some() && !matches!(code, Code::Exact(_)) {
+            return Err(bad(
+                format!("{letter}={},{letter}@…", code.name()),
+                "a rate given twice: expected one of the two",
+            ));
+        }
         let mut spec = RoleSpec::new(role, code, self.rates[i].unwrap_or(rate));
         if let Code::Exact(ty) = code {
             let options = [

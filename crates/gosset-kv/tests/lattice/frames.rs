@@ -189,6 +189,7 @@ fn specifications_are_refused_with_what_would_be_right() {
         ("e8@2,window=18446744073709551615", "expected at most 1073741824 positions"),
         ("e8@2,window=1,window=2", "given twice"),
         ("e8@2,k@2,k@3", "given twice"),
+        ("e8@3,k=e8@2,k@4", "a rate given twice"),
         ("e8@2,rot=spin", "expected rht, haar, signs, none"),
         ("e8@2,dither=yes", "expected on or off"),
         ("e8@2,page=0", "expected 1 to"),
