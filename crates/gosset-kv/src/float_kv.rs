@@ -52,12 +52,7 @@ impl KvCodec for FloatKv {
 
     /// Elements beyond the largest of the type become that.
     fn quantize(&self, place: Place, first: u64, x: &[f32], rows: &mut [u8]) -> Result<(), KvError> {
-        let n = x.len() / self.head_dim;
-        check_len("x", x.len(), n * self.head_dim)?;
-        check_len("rows", rows.len(), x.len() * self.ty.bytes())?;
-        if let Some(i) = x.iter().position(|v| !v.is_finite()) {
-            return Err(non_finite(place, first + (i / self.head_dim) as u64));
-        }
+        check_vectors(self, place, first, x, rows)?;
         match self.ty {
             ExactType::F32 => rows.as_chunks_mut().0.iter_mut().zip(x).for_each(|(row, v)| *row = v.to_le_bytes()),
             ExactType::Bf16 => {
@@ -113,6 +108,20 @@ pub(crate) fn check_len(what: &'static str, found: usize, expected: usize) -> Re
     if found == expected { Ok(()) } else { Err(KvError::Length { what, found, expected }) }
 }
 
-pub(crate) fn non_finite(place: Place, position: u64) -> KvError {
-    KvError::NonFinite { role: place.role.name(), layer: place.layer, head: place.head, position }
+/// What [`KvCodec::quantize`] asks of its slices: whole vectors, as many rows, everything finite.
+pub(crate) fn check_vectors(
+    codec: &impl KvCodec,
+    Place { layer, role, head }: Place,
+    first: u64,
+    x: &[f32],
+    rows: &[u8],
+) -> Result<(), KvError> {
+    let d = codec.head_dim();
+    let n = x.len() / d;
+    check_len("x", x.len(), n * d)?;
+    check_len("rows", rows.len(), n * codec.row_bytes())?;
+    match x.iter().position(|v| !v.is_finite()) {
+        Some(i) => Err(KvError::NonFinite { role: role.name(), layer, head, position: first + (i / d) as u64 }),
+        None => Ok(()),
+    }
 }

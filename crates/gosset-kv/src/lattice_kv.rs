@@ -13,7 +13,7 @@ use gosset_lattice::{BitStrip, LatticeKind, LatticeVisitor};
 
 use crate::coder::{self, PageFormat};
 use crate::curve::Curve;
-use crate::float_kv::{check_len, non_finite};
+use crate::float_kv::{check_len, check_vectors};
 use crate::frame::Axes;
 use crate::norm_frame::{NormFrame, means};
 use crate::overhead::{NORM_MARGIN, probe_page_bits, with_norms};
@@ -136,13 +136,8 @@ impl KvCodec for LatticeKv {
     }
 
     fn quantize(&self, place: Place, first: u64, x: &[f32], rows: &mut [u8]) -> Result<(), KvError> {
-        let (d, head) = (self.head_dim(), self.places.index(place)?);
-        let n = x.len() / d;
-        check_len("x", x.len(), n * d)?;
-        check_len("rows", rows.len(), n * self.rows.bytes())?;
-        if let Some(i) = x.iter().position(|v| !v.is_finite()) {
-            return Err(non_finite(place, first + (i / d) as u64));
-        }
+        let head = self.places.index(place)?;
+        check_vectors(self, place, first, x, rows)?;
         self.lattice.dispatch(Quantize { codec: self, place, head, first, x, rows });
         Ok(())
     }

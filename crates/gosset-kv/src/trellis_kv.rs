@@ -7,7 +7,7 @@
 use gosset_codec::paths::{LANES, PathCode, Scratch};
 
 use crate::coder::{PathPages, prepare_paths};
-use crate::float_kv::{check_len, non_finite};
+use crate::float_kv::{check_len, check_vectors};
 use crate::norm_frame::{NormFrame, means};
 use crate::overhead::{NORM_MARGIN, with_norms};
 use crate::place::{Places, checked_probe};
@@ -108,12 +108,7 @@ impl KvCodec for TrellisKv {
 
     fn quantize(&self, place: Place, first: u64, x: &[f32], rows: &mut [u8]) -> Result<(), KvError> {
         let (d, head, bytes) = (self.head_dim(), self.places.index(place)?, self.rows.bytes());
-        let n = x.len() / d;
-        check_len("x", x.len(), n * d)?;
-        check_len("rows", rows.len(), n * bytes)?;
-        if let Some(i) = x.iter().position(|v| !v.is_finite()) {
-            return Err(non_finite(place, first + (i / d) as u64));
-        }
+        check_vectors(self, place, first, x, rows)?;
         let (mut v, mut scratch, mut search) = (vec![0.0; d], vec![0.0; d], Scratch::default());
         let (mut values, mut points) = (vec![[0.0; LANES]; d], vec![[0; LANES]; d]);
         for (x, rows) in x.chunks(LANES * d).zip(rows.chunks_mut(LANES * bytes)) {

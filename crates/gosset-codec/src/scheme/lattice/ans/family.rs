@@ -201,36 +201,57 @@ impl Family {
 /// State tables of a member by context; contexts that the lattice lacks repeat the last.
 pub(crate) type DecodeTables = [DecodeTable; MAX_CONTEXTS];
 
-/// The state tables of a member; `None` if there is no such member.
-///
-/// Made when a member is first asked for and kept: matrices of a model share a few members, and a decoder is often made for one
-/// product. All members together would be 17 MiB.
-pub(crate) fn decode_tables(lattice: LatticeKind, raw_bits: u32, index: usize) -> Option<&'static DecodeTables> {
-    type Kept = OnceLock<Box<DecodeTables>>;
-    static NARROW: [[Kept; N_NARROW]; 4] = [const { [const { OnceLock::new() }; N_NARROW] }; 4];
-    static WIDE: [[Kept; N_WIDE]; 2] = [const { [const { OnceLock::new() }; N_WIDE] }; 2];
-    let kept = if raw_bits == 0 {
-        NARROW[LatticeKind::ALL.iter().position(|&kind| kind == lattice)?].get(index)?
-    } else {
-        WIDE[usize::from(lattice == LatticeKind::A2)].get(index)?
-    };
-    let tables = member(lattice, raw_bits, index)?;
-    let table = |context: usize| DecodeTable::new(tables[context.min(tables.len() - 1)]);
-    Some(kept.get_or_init(|| Box::new(std::array::from_fn(table))))
+/// A place for what is made of each member when it is first asked for, and kept: matrices of a model share a few members, and a decoder
+/// is often made for one product. State tables of all members together would be 17 MiB.
+struct Kept<T> {
+    narrow: [[OnceLock<T>; N_NARROW]; 4],
+    wide: [[OnceLock<T>; N_WIDE]; 2],
 }
 
-/// The encoder's tables of a member by context; `None` if there is no such member. Made and kept as [`decode_tables`] are.
+impl<T> Kept<T> {
+    const fn new() -> Self {
+        Self {
+            narrow: [const { [const { OnceLock::new() }; N_NARROW] }; 4],
+            wide: [const { [const { OnceLock::new() }; N_WIDE] }; 2],
+        }
+    }
+
+    /// What is kept of a member; `None` if there is no such member.
+    fn get_or_make(
+        &self,
+        lattice: LatticeKind,
+        raw_bits: u32,
+        index: usize,
+        make: impl FnOnce(&[&'static FreqTable<'static>]) -> T,
+    ) -> Option<&T> {
+        let kept = if raw_bits == 0 {
+            self.narrow[LatticeKind::ALL.iter().position(|&kind| kind == lattice)?].get(index)?
+        } else {
+            self.wide[usize::from(lattice == LatticeKind::A2)].get(index)?
+        };
+        if let Some(made) = kept.get() {
+            return Some(made);
+        }
+        let tables = member(lattice, raw_bits, index)?;
+        Some(kept.get_or_init(|| make(&tables)))
+    }
+}
+
+/// The state tables of a member; `None` if there is no such member.
+pub(crate) fn decode_tables(lattice: LatticeKind, raw_bits: u32, index: usize) -> Option<&'static DecodeTables> {
+    static KEPT: Kept<Box<DecodeTables>> = Kept::new();
+    let made = KEPT.get_or_make(lattice, raw_bits, index, |tables| {
+        Box::new(std::array::from_fn(|context| DecodeTable::new(tables[context.min(tables.len() - 1)])))
+    });
+    made.map(Box::as_ref)
+}
+
+/// The encoder's tables of a member by context; `None` if there is no such member.
 pub(crate) fn encode_tables(lattice: LatticeKind, raw_bits: u32, index: usize) -> Option<&'static [EncodeTable]> {
-    type Kept = OnceLock<Vec<EncodeTable>>;
-    static NARROW: [[Kept; N_NARROW]; 4] = [const { [const { OnceLock::new() }; N_NARROW] }; 4];
-    static WIDE: [[Kept; N_WIDE]; 2] = [const { [const { OnceLock::new() }; N_WIDE] }; 2];
-    let kept = if raw_bits == 0 {
-        NARROW[LatticeKind::ALL.iter().position(|&kind| kind == lattice)?].get(index)?
-    } else {
-        WIDE[usize::from(lattice == LatticeKind::A2)].get(index)?
-    };
-    let tables = member(lattice, raw_bits, index)?;
-    Some(kept.get_or_init(|| tables.into_iter().map(EncodeTable::new).collect()))
+    static KEPT: Kept<Vec<EncodeTable>> = Kept::new();
+    let made = KEPT
+        .get_or_make(lattice, raw_bits, index, |tables| tables.iter().map(|&table| EncodeTable::new(table)).collect());
+    made.map(Vec::as_slice)
 }
 
 /// The member made for the alpha nearest to `alpha`, or for the smallest above it.
