@@ -96,4 +96,14 @@ pub enum EvalError {
         /// Why.
         source: Box<EvalError>,
     },
+    /// A prompt that asks for a pass key could not be made or answered.
+    #[error("passkey at {context} tokens, trial {trial}: {what}")]
+    Passkey {
+        /// Tokens of prompt and answer.
+        context: usize,
+        /// Number of the prompt among those of its context.
+        trial: usize,
+        /// Expected and found.
+        what: String,
+    },
 }

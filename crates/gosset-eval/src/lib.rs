@@ -37,6 +37,7 @@ mod error;
 mod evaluate;
 mod nll;
 mod overlap;
+mod passkey;
 mod protocol;
 mod record;
 mod text;
@@ -47,6 +48,10 @@ pub use error::EvalError;
 pub use evaluate::{CausalLm, PplResult, WindowResult, evaluate};
 pub use nll::{NllSum, token_nll};
 pub use overlap::TextOverlap;
+pub use passkey::{
+    PASSKEY_ANSWER_START, PASSKEY_ANSWER_TOKENS, Passkey, PasskeyAnswer, PasskeyPlan, PasskeyReply, PasskeyResult,
+    score_passkeys,
+};
 pub use protocol::{BosPolicy, PRESETS, PplProtocol, Preset, Scored, Tail, TextJoin};
 pub use record::{CalibrationNote, EvalReport, PplRecord, Provenance, Rates, ReportRow};
 pub use text::{join_rows, sha256_hex, sha256_ids};

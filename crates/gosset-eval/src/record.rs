@@ -3,7 +3,7 @@
 use gosset_entropy::Rate;
 use serde::{Deserialize, Serialize};
 
-use crate::{PplProtocol, PplResult, TaskResult, TextOverlap};
+use crate::{PasskeyResult, PplProtocol, PplResult, TaskResult, TextOverlap};
 
 /// What was evaluated, on what, with what.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -196,6 +196,9 @@ pub struct ReportRow {
     /// Zero-shot tasks, in the order in which they were asked for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tasks: Vec<TaskResult>,
+    /// Pass keys found in long prompts, one entry per context; absent if none were asked for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub passkey: Vec<PasskeyResult>,
     /// The text that the method was calibrated on; `None` for methods that see weights only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub calibration: Option<CalibrationNote>,
