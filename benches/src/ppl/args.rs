@@ -9,6 +9,7 @@ use gosset_runtime::DeviceChoice;
 
 use super::calibration::CalibrationArgs;
 use super::kv::{self, KvTarget, kv_targets};
+use super::passkey::PasskeyArgs;
 use super::target::{ABLATIONS, AskedRates, BEST_CODEC, Target, WHY_BEST, describe, targets};
 use super::tasks::TaskArgs;
 
@@ -87,6 +88,9 @@ pub struct Args {
     /// What is scored beside perplexity.
     #[command(flatten)]
     pub tasks: TaskArgs,
+    /// Pass keys.
+    #[command(flatten)]
+    pub passkey: PasskeyArgs,
     /// What methods with error feedback are calibrated on.
     #[command(flatten)]
     pub calibration: CalibrationArgs,

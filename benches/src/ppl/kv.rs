@@ -39,10 +39,8 @@ impl KvTarget {
                 .ok_or_else(|| anyhow!("no family is named {family}"))?
                 .context(text.to_owned())?;
             let (policy, protect) = parse_policy(rest)?;
-            return Ok(Self {
-                label: text.to_owned(),
-                kind: Kind::Baseline { name: first.to_owned(), policy, protect },
-            });
+            let label = format!("{first}{}", policy_options(policy, &protect)?);
+            return Ok(Self { label, kind: Kind::Baseline { name: first.to_owned(), policy, protect } });
         }
         match text.parse::<KvSpec>() {
             Ok(spec) => Ok(Self { label: spec.to_string(), kind: Kind::Spec(Box::new(spec)) }),
@@ -86,6 +84,14 @@ impl KvTarget {
         };
         Ok(made)
     }
+}
+
+/// Policy and protected layers, written as specifications write them: empty, or with a comma in front.
+fn policy_options(policy: Policy, protect: &[Protected]) -> Result<String> {
+    // Options of a code that has none of its own are those of the policy.
+    const PLAIN: &str = "f32";
+    let spec = KvSpec { policy, protect: protect.to_vec(), ..PLAIN.parse::<KvSpec>()? };
+    Ok(spec.to_string().strip_prefix(PLAIN).unwrap_or_default().to_owned())
 }
 
 /// The rows that `--kv` asks for, each once.
@@ -160,6 +166,11 @@ impl<'a> KvLm<'a> {
         Self { model, cache, chunk, bits: KvBits::default() }
     }
 
+    /// A cache without positions, made like the one of scoring.
+    pub(super) fn empty_cache(&self) -> KvCache {
+        self.cache.emptied()
+    }
+
     /// What the caches took so far.
     pub(super) fn bits(&self) -> KvBits {
         self.bits
@@ -201,7 +212,11 @@ mod tests {
         for bad in ["", "f9@2", "e8", "turboquant@3,frame=mean", "turboquant@99", "q8_0,window=x"] {
             assert!(KvTarget::parse(bad).is_err(), "{bad}");
         }
-        assert!(kv_targets(&["e8@2".to_owned(), " e8@2".to_owned()]).is_err());
+        assert_eq!(label("octopus@2,protect=3+k0,page=64,sinks=4,window=8"), "octopus@2,window=8,sinks=4,protect=k0+3");
+        assert_eq!(label("q8_0"), "q8_0");
+        for twice in [["e8@2", " e8@2"], ["q4_0,window=8,sinks=4", "q4_0,sinks=4,window=8"]] {
+            assert!(kv_targets(&twice.map(str::to_owned)).is_err(), "{twice:?}");
+        }
     }
 
     #[test]

@@ -20,6 +20,7 @@ mod interrupt;
 mod kv;
 mod lm;
 mod memory;
+mod passkey;
 mod progress;
 mod run;
 mod source_row;
@@ -30,6 +31,7 @@ mod tasks;
 pub use args::Args;
 pub use calibration::CalibrationArgs;
 use interrupt::Interrupt;
+pub use passkey::{PasskeyArgs, PromptForm};
 use run::{Ended, Run};
 pub use tasks::TaskArgs;
 

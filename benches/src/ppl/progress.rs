@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gosset_eval::WindowResult;
+use gosset_eval::{Passkey, WindowResult};
 use gosset_quantize::{Event, Observer};
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -81,6 +81,13 @@ impl Progress {
             return;
         }
         self.say(&message);
+    }
+
+    /// A pass key is asked for.
+    pub(super) fn passkey(&self, label: &str, passkey: &Passkey) {
+        if !self.plain || passkey.trial == 0 {
+            self.say(&format!("{label}: pass key {} at {} tokens", passkey.trial + 1, passkey.context));
+        }
     }
 
     pub(super) fn finish(&self) {

@@ -19,9 +19,9 @@ use gosset_quantize::{
     Activations, ModelSource, Plan, QuantizeError, QuantizeOptions, QuantizeTarget, RunOptions, plan, run as quantize,
 };
 use gosset_runtime::{
-    ComputeDevice, LanguageModel, LoadOptions, ModelConfig,
+    ComputeDevice, KvCache, LanguageModel, LoadOptions, ModelConfig,
     source::{open_source, resolve_model},
-    text::Tokenizer,
+    text::{ChatTemplate, Tokenizer},
 };
 use peak_alloc::PeakAlloc;
 use tempfile::TempDir;
@@ -34,6 +34,7 @@ use super::{
     kv::{KvBits, KvLm, KvTarget, probe_for},
     lm::RuntimeLm,
     memory::activations,
+    passkey::Passkeys,
     progress::Progress,
     source_row::{describe_embeddings, source_embeddings, source_rates},
     table,
@@ -104,6 +105,7 @@ pub(super) struct Run<'a> {
     /// What models had to say, each once.
     warnings: Vec<String>,
     tasks: Tasks,
+    passkeys: Passkeys,
     /// `None` if no row needs one.
     calibrations: Option<Calibrations>,
     rows: Vec<ReportRow>,
@@ -155,6 +157,7 @@ impl<'a> Run<'a> {
             baseline_nll: None,
             warnings: Vec::new(),
             tasks: Tasks::read(&args.tasks)?,
+            passkeys: Passkeys::new(&args.passkey)?,
             calibrations,
             rows: Vec::new(),
         })
@@ -217,8 +220,13 @@ impl<'a> Run<'a> {
         self.model_name = source.info().name.clone();
         // Whatever the text, the protocol or the tokenizer may refuse is refused before minutes are spent on quantizing.
         if let (Some(config), Some(tokenizer)) = (source.blob("config.json"), source.blob("tokenizer.json")) {
-            self.tokenize(&Tokenizer::from_bytes(tokenizer)?, &ModelConfig::from_json(config)?)?;
+            let config = ModelConfig::from_json(config)?;
+            self.tokenize(&Tokenizer::from_bytes(tokenizer)?, &config)?;
             self.tasks.keep_tokenizer(|| Ok(Tokenizer::from_bytes(tokenizer)?))?;
+            if self.passkeys.are_missing() {
+                let template = [source.blob("chat_template.jinja"), source.blob("tokenizer_config.json")];
+                self.make_passkeys(Tokenizer::from_bytes(tokenizer)?, template, &config)?;
+            }
         }
         if !self.args.no_baseline || (self.targets.is_empty() && !self.kv.is_empty()) {
             self.source_rows(&*source)?;
@@ -438,6 +446,11 @@ impl<'a> Run<'a> {
             // What tokenizing leaves behind (compiled regular expressions) is not the model's: do it before the measurement.
             let mut model = LanguageModel::from_container(Arc::clone(&container), &LoadOptions::default())?;
             self.tokenize(model.require_tokenizer()?, model.config())?;
+            if self.passkeys.are_missing() {
+                let bytes = container.blob("tokenizer.json")?.context("the container has no tokenizer")?;
+                let template = [container.blob("chat_template.jinja")?, container.blob("tokenizer_config.json")?];
+                self.make_passkeys(Tokenizer::from_bytes(bytes)?, template, model.config())?;
+            }
             self.tasks.keep_tokenizer(|| model.take_tokenizer().context("the container has no tokenizer"))?;
         }
         let path = container.path().to_owned();
@@ -542,6 +555,19 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
+    /// Makes the prompts that ask for pass keys; `template` is `chat_template.jinja` and `tokenizer_config.json`.
+    fn make_passkeys(
+        &mut self,
+        tokenizer: Tokenizer,
+        [file, config]: [Option<&[u8]>; 2],
+        model: &ModelConfig,
+    ) -> Result<()> {
+        let template = ChatTemplate::from_blobs(file, config)?;
+        let left_out = self.passkeys.make(tokenizer, template.as_ref(), model.max_positions)?;
+        self.say_once(left_out);
+        Ok(())
+    }
+
     /// Scores a loaded model and measures its memory meanwhile.
     fn score(&mut self, model: &LanguageModel, head: &RowHead, lm: &mut dyn Scorable) -> Outcome<ReportRow> {
         let Some(tokens) = &self.tokens else { return Err(anyhow::anyhow!("no tokens").into()) };
@@ -577,6 +603,11 @@ impl<'a> Run<'a> {
             if interrupt.raised() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         });
         let Some(tasks) = tasks.with_context(|| head.label.clone())? else { return Err(Ended::Interrupted) };
+        let passkey = self.passkeys.score(model, &mut || lm.empty_cache(), &mut |passkey| {
+            progress.passkey(&head.label, passkey);
+            if interrupt.raised() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        let Some(passkey) = passkey.with_context(|| head.label.clone())? else { return Err(Ended::Interrupted) };
         let window = tokens.protocol.window.min(result.stream_tokens);
         let needs = activations(model.config(), window, rayon::current_num_threads());
         let bound = (head.mapped && !on_device).then_some(head.file_bytes + 2 * needs.row_block + needs.activations);
@@ -604,6 +635,7 @@ impl<'a> Run<'a> {
             loaded_heap_bytes,
             resident_bound_bytes: bound,
             tasks,
+            passkey,
             calibration: None,
             record: PplRecord {
                 provenance: Provenance {
@@ -627,6 +659,9 @@ trait Scorable {
 
     /// What compressed caches took so far; `None` for a cache in f32.
     fn kv_bits(&self) -> Option<KvBits>;
+
+    /// A cache without positions, as scoring has it.
+    fn empty_cache(&self) -> KvCache;
 }
 
 impl Scorable for RuntimeLm<'_> {
@@ -637,6 +672,10 @@ impl Scorable for RuntimeLm<'_> {
     fn kv_bits(&self) -> Option<KvBits> {
         None
     }
+
+    fn empty_cache(&self) -> KvCache {
+        self.0.new_cache()
+    }
 }
 
 impl Scorable for KvLm<'_> {
@@ -646,6 +685,10 @@ impl Scorable for KvLm<'_> {
 
     fn kv_bits(&self) -> Option<KvBits> {
         Some(self.bits())
+    }
+
+    fn empty_cache(&self) -> KvCache {
+        KvLm::empty_cache(self)
     }
 }
 

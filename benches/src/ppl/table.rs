@@ -93,6 +93,7 @@ fn render(report: &EvalReport) -> String {
     }
     out.push_str(&caches(report));
     out.push_str(&tasks(report));
+    out.push_str(&passkeys(report));
     for row in &report.rows {
         if let Some(bound) = row.resident_bound_bytes {
             let verdict = if row.resident_bytes <= bound { "within" } else { "ABOVE" };
@@ -149,6 +150,26 @@ fn tasks(report: &EvalReport) -> String {
     for row in &report.rows {
         let cell = |a: Accuracy| format!("{:.1} +- {:.1}", 100.0 * a.value, 100.0 * a.stderr);
         let cells = row.tasks.iter().flat_map(|task| [cell(task.acc), cell(task.acc_norm)]);
+        table.push(std::iter::once(label(row)).chain(cells).collect());
+    }
+    let mut out = "\n".to_owned();
+    for row in &table {
+        for (c, cell) in row.iter().enumerate() {
+            let width = table.iter().filter_map(|row| row.get(c)).map(String::len).max().unwrap_or(0);
+            out.push_str(&if c == 0 { format!("{cell:width$}") } else { format!("  {cell:>width$}") });
+        }
+        out.push('\n');
+    }
+    out
+}
+
+/// One line per row, one column per context: pass keys found of those asked for.
+fn passkeys(report: &EvalReport) -> String {
+    let Some(first) = report.rows.first().filter(|row| !row.passkey.is_empty()) else { return String::new() };
+    let mut table: Vec<Vec<String>> = vec![vec![format!("pass keys ({})", first.passkey[0].form)]];
+    table[0].extend(first.passkey.iter().map(|result| format!("at {} tokens", result.context)));
+    for row in &report.rows {
+        let cells = row.passkey.iter().map(|result| format!("{} of {}", result.right, result.trials));
         table.push(std::iter::once(label(row)).chain(cells).collect());
     }
     let mut out = "\n".to_owned();
