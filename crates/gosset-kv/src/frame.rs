@@ -91,13 +91,14 @@ impl Axes {
 }
 
 /// A head before its step is known.
-struct Shape {
-    mean: Vec<f32>,
-    weights: Vec<f64>,
+pub(crate) struct Shape {
+    pub(crate) mean: Vec<f32>,
+    /// Of coordinates: how much queries look at them.
+    pub(crate) weights: Vec<f64>,
     /// Eigenvectors as rows.
-    axes: Vec<f64>,
+    pub(crate) axes: Vec<f64>,
     /// Standard deviations of blocks of coordinates.
-    sigmas: Vec<f64>,
+    pub(crate) sigmas: Vec<f64>,
     largest: f64,
 }
 
@@ -237,7 +238,7 @@ impl LatticeVisitor for CodesOf<'_> {
 }
 
 impl Shape {
-    fn new(head: &HeadProbe, probe: &Probe, dim: usize) -> Self {
+    pub(crate) fn new(head: &HeadProbe, probe: &Probe, dim: usize) -> Self {
         let d = head.mean.len();
         let largest = head.query_energy.iter().fold(0.0f64, |m, &e| m.max(e));
         let weight = |i: usize| {

@@ -4,7 +4,8 @@
 //! |---|---|
 //! | [`KvSpec`] | what a text such as `e8@2.25,window=256` asks for: codecs, policy, protected layers |
 //! | [`Probe`], [`ProbeBuilder`] | statistics of keys and queries that frames of keys are made from |
-//! | [`LatticeKv`], [`TrellisKv`], [`FloatKv`] | the codecs of this crate |
+//! | [`LatticeKv`], [`TrellisKv`], [`ShiftKv`], [`FloatKv`] | the codecs of this crate |
+//! | [`ShiftPlan`] | what another machine needs to write and read the same pages as [`ShiftKv`] |
 //! | [`KvCodec`] | vectors of one head to rows of codes, rows to sealed pages, and back; open for other codecs |
 //! | [`Policy`] | which positions are exact (sinks, window), how long pages are |
 //! | [`KvStore`] | positions in, attention out; rewinds, clones |
@@ -37,6 +38,8 @@ mod products;
 mod ring;
 mod rotation;
 mod rows;
+mod shift;
+mod shift_kv;
 mod spec;
 mod store;
 mod trellis_kv;
@@ -50,6 +53,8 @@ pub use lattice_kv::LatticeKv;
 pub use memory::{KvMemory, KvNote};
 pub use policy::{Budget, ExactType, KvShape, Policy, Protected};
 pub use probe::{HeadProbe, Probe, ProbeBuilder, RopePairs};
+pub use shift::{ShiftFrame, ShiftPlan, ShiftRotation};
+pub use shift_kv::ShiftKv;
 pub use spec::{
     Code, Codecs, Coder, DEFAULT_PAGE, Frame, GRAMMAR, KvSpec, MAX_RATE, MIN_RATE, NormKind, RoleSpec, Rotation,
     parse_policy,

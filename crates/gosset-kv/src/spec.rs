@@ -4,13 +4,14 @@
 //!
 //! | item | meaning | default |
 //! |---|---|---|
-//! | `e8@2.25` | code and rate, bits of a sealed page per scalar, norms and page ends included: `z`, `a2`, `d4`, `e8`, `trellis-8`, `trellis-64` at 1 to 8 bits; `f32`, `bf16`, `f16` without a rate | required |
+//! | `e8@2.25` | code and rate, bits of a sealed page per scalar, norms and page ends included: `z`, `a2`, `d4`, `e8`, `trellis-8`, `trellis-64` at 1 to 8 bits; `shift-10`, `shift-12` at 1 to 5, rounded down to whole 16 bits of a vector; `f32`, `bf16`, `f16` without a rate | required |
 //! | `k@2`, `v@2.5` | another rate for keys or values | in the frame `probe` keys have 0.4 bits less than the one number and values 0.4 more, which is about best for both; otherwise the same |
 //! | `k=d4@2`, `v=f16` | another code for keys or values | |
-//! | `frame=` | of keys: `probe` (mean off, transform and step by statistics), `mean` (mean off), `none` | `probe`; with a trellis `none` |
+//! | `frame=` | of keys: `probe` (mean off, transform and step by statistics), `mean` (mean off), `none` | `probe`; with `trellis-8` and `trellis-64` `none` |
 //! | `rope=` | keys are coded `before` or `after` the rotary embedding; frames need `before` | `before` with a frame |
 //! | `rot=` | `rht`, `haar`, `signs`, `none`; not for keys in the frame `probe` | `rht` |
-//! | `norm=` | `coded` (quarter octaves under the entropy code), `log8`, `f16`; not in the frame `probe` | `coded` |
+//! | `norm=` | `coded` (quarter octaves under the entropy code), `log8`, `f16`; not in the frame `probe` | `coded`; `shift-10` and `shift-12` have bytes of their own |
+//! | `scale=` | `on`, `off`: whether vectors of `shift-10` and `shift-12` in the frame `probe` have a byte for their size | `off` |
 //! | `coder=` | `ans`, `rice` | `ans` |
 //! | `dither=` | `on`, `off`: subtractive, uniform on the cell; makes ⟨q, x⟩ unbiased for every vector | `off` |
 //! | `gain=` | `on`, `off`: least-squares gain of the reconstruction | values `on` without dither |
@@ -21,7 +22,7 @@
 //! | `budget=` | `variable`, `fixed` bytes for a page | `variable` |
 //! | `protect=` | layers kept exact, `0+23`; only keys or values of one: `k0+v23` | none |
 //!
-//! `rot`, `norm`, `coder`, `dither` and `gain` are for both roles; with `k.` or `v.` before them (`k.rot=none`) for one.
+//! `rot`, `norm`, `scale`, `coder`, `dither` and `gain` are for both roles; with `k.` or `v.` before them (`k.rot=none`) for one.
 //!
 //! ```
 //! use gosset_kv::KvSpec;
@@ -39,20 +40,22 @@ use std::sync::Arc;
 use gosset_lattice::LatticeKind;
 
 use crate::{
-    Budget, ExactType, FloatKv, KvCodec, KvError, KvShape, LatticeKv, Policy, Probe, Protected, Role, TrellisKv,
+    Budget, ExactType, FloatKv, KvCodec, KvError, KvShape, LatticeKv, Policy, Probe, Protected, Role, ShiftKv,
+    TrellisKv,
 };
 
 /// Lines that tell how to write a specification, for the help of a command.
 pub const GRAMMAR: &str = "\
 CODE@BITS[,OPTION...], for example e8@2.25,window=256,sinks=64
   CODE@BITS        e8, d4, a2, z, trellis-8 or trellis-64 at 1 to 8 bits per scalar, norms included;
-                   f16, bf16, f32 without bits
+                   shift-10 or shift-12 at 1 to 5, every vector as many bits: for GPUs; f16, bf16, f32 without bits
   k@BITS, v@BITS   another rate for keys or values; k=CODE@BITS, v=CODE@BITS another code
   window=N sinks=N newest and first positions kept exact (0), exact=f16|bf16|f32 how
   frame=F          keys: probe (mean off, transform by statistics; unless said otherwise, keys then get .4 bits
                    less and values .4 more), mean, none (probe)
   rope=before|after  where keys are coded (before; after with frame=none)
   rot=rht|haar|signs|none (rht), norm=coded|log8|f16 (coded), coder=ans|rice (ans), dither=on|off (off),
+  scale=on|off (off; shift-10 and shift-12 with frame=probe),
   gain=on|off (on for values without dither)
                    for both, or with k. or v. before them for one
   page=N           vectors of a sealed page (64), budget=variable|fixed
@@ -76,18 +79,22 @@ pub enum Code {
     Lattice(LatticeKind),
     /// Paths of the entropy-coded trellis with that many states, 8 or 64.
     Trellis(u32),
+    /// Strings of the fixed-width shift trellis with states of that many bits, 10 or 12.
+    Shift(u32),
     /// Floating point, without a rate of its own.
     Exact(ExactType),
 }
 
 impl Code {
-    const ALL: [Code; 9] = [
+    const ALL: [Code; 11] = [
         Code::Lattice(LatticeKind::Z),
         Code::Lattice(LatticeKind::A2),
         Code::Lattice(LatticeKind::D4),
         Code::Lattice(LatticeKind::E8),
         Code::Trellis(8),
         Code::Trellis(64),
+        Code::Shift(10),
+        Code::Shift(12),
         Code::Exact(ExactType::F32),
         Code::Exact(ExactType::Bf16),
         Code::Exact(ExactType::F16),
@@ -99,6 +106,8 @@ impl Code {
             Code::Lattice(kind) => kind.name(),
             Code::Trellis(8) => "trellis-8",
             Code::Trellis(_) => "trellis-64",
+            Code::Shift(10) => "shift-10",
+            Code::Shift(_) => "shift-12",
             Code::Exact(ty) => ty.name(),
         }
     }
@@ -192,6 +201,8 @@ pub struct RoleSpec {
     pub rotation: Rotation,
     /// How norms are stored; [`NormKind::Coded`], without effect, where there are none.
     pub norm: NormKind,
+    /// Whether vectors of [`Code::Shift`] have a byte for their size; always outside the frame [`Frame::Probe`].
+    pub scale: bool,
     /// The entropy code.
     pub coder: Coder,
     /// Whether a dither is added before rounding and taken off again.
@@ -203,16 +214,18 @@ pub struct RoleSpec {
 impl RoleSpec {
     fn new(role: Role, code: Code, rate: f64) -> Self {
         let lattice = matches!(code, Code::Lattice(_));
-        let frame = if role == Role::Key && lattice { Frame::Probe } else { Frame::None };
+        let shift = matches!(code, Code::Shift(_));
+        let frame = if role == Role::Key && (lattice || shift) { Frame::Probe } else { Frame::None };
         let gain = role == Role::Value && lattice;
+        let scale = shift && frame != Frame::Probe;
         let (rotation, norm, coder) = (Rotation::Rht, NormKind::Coded, Coder::Ans);
-        Self { code, rate, frame, rotation, norm, coder, dither: false, gain }
+        Self { code, rate, frame, rotation, norm, scale, coder, dither: false, gain }
     }
 
     /// Code and rate: `e8@2.25`.
     pub fn code_and_rate(&self) -> String {
         match self.code {
-            Code::Lattice(_) | Code::Trellis(_) => format!("{}@{}", self.code.name(), self.rate),
+            Code::Lattice(_) | Code::Trellis(_) | Code::Shift(_) => format!("{}@{}", self.code.name(), self.rate),
             Code::Exact(ty) => ty.name().to_owned(),
         }
     }
@@ -261,6 +274,7 @@ impl KvSpec {
                 Code::Exact(ty) => Arc::new(FloatKv::new(ty, shape.head_dim)?),
                 Code::Lattice(_) => Arc::new(LatticeKv::new(self, role, shape, probe)?),
                 Code::Trellis(states) => Arc::new(TrellisKv::new(states, self, role, shape, probe)?),
+                Code::Shift(bits) => Arc::new(ShiftKv::new(bits, self, role, shape, probe)?),
             })
         };
         Ok((codec(Role::Key, &self.key)?, codec(Role::Value, &self.value)?))
@@ -342,6 +356,7 @@ struct Parser {
     before_rope: Option<bool>,
     rotation: [Asked<Rotation>; 2],
     norm: [Asked<NormKind>; 2],
+    scale: [Asked<bool>; 2],
     coder: [Asked<Coder>; 2],
     dither: [Asked<bool>; 2],
     gain: [Asked<bool>; 2],
@@ -377,6 +392,7 @@ impl Default for Parser {
             before_rope: None,
             rotation: Default::default(),
             norm: Default::default(),
+            scale: Default::default(),
             coder: Default::default(),
             dither: Default::default(),
             gain: Default::default(),
@@ -434,6 +450,7 @@ impl Parser {
         match option {
             "rot" => ask(item, &mut self.rotation[roles], text.parse(), own),
             "norm" => ask(item, &mut self.norm[roles], text.parse(), own),
+            "scale" => ask(item, &mut self.scale[roles], parse_switch(text), own),
             "coder" => ask(item, &mut self.coder[roles], text.parse(), own),
             "dither" => ask(item, &mut self.dither[roles], parse_switch(text), own),
             "gain" => ask(item, &mut self.gain[roles], parse_switch(text), own),
@@ -509,6 +526,7 @@ impl Parser {
                 (self.rates[i].is_some(), "@"),
                 (self.rotation[i].own, ".rot"),
                 (self.norm[i].own, ".norm"),
+                (self.scale[i].own, ".scale"),
                 (self.coder[i].own, ".coder"),
                 (self.dither[i].own, ".dither"),
                 (self.gain[i].own, ".gain"),
@@ -537,8 +555,13 @@ impl Parser {
             spec.rotation = self.rotation[i].value.unwrap_or(spec.rotation);
             spec.norm = self.norm[i].value.unwrap_or(spec.norm);
         }
-        if let Code::Trellis(_) = code {
-            return self.trellis(spec, i, letter);
+        match code {
+            Code::Trellis(_) => return self.trellis(spec, i, letter),
+            Code::Shift(_) => return self.shift(spec, i, letter),
+            _ => {}
+        }
+        if self.scale[i].own {
+            return Err(bad(format!("{letter}.scale"), format!("has no meaning for {}", code.name())));
         }
         spec.coder = self.coder[i].value.unwrap_or(spec.coder);
         spec.dither = self.dither[i].value.unwrap_or(spec.dither);
@@ -558,8 +581,27 @@ impl Parser {
         Ok(spec)
     }
 
+    /// Refuses what strings of the shift trellis cannot do.
+    fn shift(&self, spec: RoleSpec, i: usize, letter: &str) -> Result<RoleSpec, KvError> {
+        if self.norm[i].own {
+            let reason = format!("{} stores eighth octaves in a byte: expected {letter}.scale", spec.code.name());
+            return Err(bad(format!("{letter}.norm"), reason));
+        }
+        let scale = self.scale[i].value.unwrap_or(spec.frame != Frame::Probe);
+        if !scale && spec.frame != Frame::Probe {
+            return Err(bad(format!("{letter}.scale=off"), "vectors need their size: expected frame=probe beside it"));
+        }
+        // The rest is refused as for other paths.
+        let frame = if spec.frame == Frame::Probe { Frame::None } else { spec.frame };
+        self.trellis(RoleSpec { frame, ..spec }, i, letter)?;
+        Ok(RoleSpec { scale, norm: NormKind::Coded, ..spec })
+    }
+
     /// Refuses what paths of a trellis cannot do.
     fn trellis(&self, spec: RoleSpec, i: usize, letter: &str) -> Result<RoleSpec, KvError> {
+        if self.scale[i].own && matches!(spec.code, Code::Trellis(_)) {
+            return Err(bad(format!("{letter}.scale"), format!("has no meaning for {}", spec.code.name())));
+        }
         if spec.frame == Frame::Probe {
             let reason = "the trellis has one step for all coordinates: expected frame=none or frame=mean, or e8";
             return Err(bad("frame=probe", reason));
@@ -589,7 +631,8 @@ fn default_gain(role: Role, dither: bool) -> bool {
 }
 
 fn unknown(item: &str, key: &str) -> KvError {
-    let names = "frame, rope, rot, norm, coder, dither, gain, seed, window, sinks, page, exact, budget, protect, k, v";
+    let names =
+        "frame, rope, rot, norm, scale, coder, dither, gain, seed, window, sinks, page, exact, budget, protect, k, v";
     bad(item, format!("no option is named {key:?}; there are {names}"))
 }
 
@@ -672,6 +715,9 @@ impl fmt::Display for KvSpec {
             }
             if spec.norm != plain.norm {
                 write!(f, ",{letter}.norm={}", spec.norm.name())?;
+            }
+            if spec.scale != (plain.scale || matches!(spec.code, Code::Shift(_)) && spec.frame != Frame::Probe) {
+                write!(f, ",{letter}.scale={}", switch(spec.scale))?;
             }
             if spec.coder != plain.coder {
                 write!(f, ",{letter}.coder={}", spec.coder.name())?;

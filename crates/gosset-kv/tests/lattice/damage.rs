@@ -3,7 +3,7 @@
 use crate::{KEY, VALUE, codecs, gaussian, keys_and_queries, rows_of, words};
 use gosset_kv::{KvCodec, KvError, Place};
 
-const SPECS: [&str; 10] = [
+const SPECS: [&str; 13] = [
     "e8@2.25,frame=none",
     "d4@3,frame=none,norm=log8",
     "a2@8,frame=none,norm=f16,dither=on",
@@ -14,6 +14,9 @@ const SPECS: [&str; 10] = [
     "z@4,dither=on",
     "trellis-8@3,norm=log8",
     "trellis-64@7",
+    "shift-10@3,frame=none",
+    "shift-12@4.5",
+    "shift-10@4,frame=mean",
 ];
 
 fn each(f: impl Fn(&str, Place, &dyn KvCodec, &[f32])) {

@@ -6,6 +6,7 @@ mod damage;
 mod frames;
 mod rates;
 mod rows;
+mod shift;
 
 use std::sync::Arc;
 
