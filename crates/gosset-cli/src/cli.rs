@@ -7,7 +7,7 @@ use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::exit::{Exit, TABLE, error, printable};
-use crate::{chat, completions, dequantize, doctor, generate, inspect, list, quantize, recommend, verify, version};
+use crate::{chat, completions, dequantize, doctor, generate, inspect, list, merge, quantize, recommend, verify, version};
 
 /// Compress language models close to the Shannon limit and run them from the compressed file.
 #[derive(Debug, Parser)]
@@ -26,6 +26,7 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Quantize(Box<quantize::QuantizeArgs>),
+    Merge(merge::MergeArgs),
     Recommend(recommend::RecommendArgs),
     Inspect(inspect::InspectArgs),
     Verify(verify::VerifyArgs),
@@ -62,6 +63,7 @@ impl Cli {
         let done = |result: Result<()>| result.map(|()| Exit::Ok);
         match &self.command {
             Command::Quantize(args) => done(quantize::run(args)),
+            Command::Merge(args) => done(merge::run(args)),
             Command::Recommend(args) => done(recommend::run(args)),
             Command::Inspect(args) => done(inspect::run(args)),
             Command::Verify(args) => done(verify::run(args)),

@@ -41,7 +41,7 @@ pub(crate) const TABLE: &str = "Exit codes:
     3  bad or unsupported model input
     4  container damaged, of another version, or not a container
     5  file system: missing file, existing output, no permission, full disk
-    6  a part is missing: tokenizer, chat template, shard, tensor
+    6  a part is missing: tokenizer, chat template, shard, tensor, part of a run
     7  the device that was asked for cannot be had
   130  interrupted with Ctrl-C";
 
@@ -143,6 +143,9 @@ fn of_quantize(error: &QuantizeError) -> Exit {
         | QuantizeError::NeedsCalibration { .. }
         | QuantizeError::CalibrationDiffers { .. }
         | QuantizeError::OtherJob { .. }
+        | QuantizeError::PartSyntax { .. }
+        | QuantizeError::PartImpossible { .. }
+        | QuantizeError::PartsDiffer { .. }
         | QuantizeError::OverrideSyntax { .. }
         | QuantizeError::OverrideUnmatched { .. }
         | QuantizeError::OverrideImpossible { .. }
@@ -150,6 +153,8 @@ fn of_quantize(error: &QuantizeError) -> Exit {
         | QuantizeError::TargetRange { .. }
         | QuantizeError::TargetMissed { .. }
         | QuantizeError::OutputIsInput { .. } => Exit::Usage,
+        QuantizeError::NotAPart { .. } => Exit::Container,
+        QuantizeError::PartsIncomplete { .. } => Exit::MissingPart,
         QuantizeError::OutputExists { .. }
         | QuantizeError::Io { .. }
         | QuantizeError::Locked { .. }

@@ -1,4 +1,4 @@
-//! The `gosset` command: quantize, inspect, verify, dequantize, generate, chat.
+//! The `gosset` command: quantize, merge, inspect, verify, dequantize, generate, chat.
 //!
 //! Results go to stdout, everything else to stderr; every error is one line, and its exit code stands in one table ([`exit`]).
 #![forbid(unsafe_code)]
@@ -16,6 +16,7 @@ mod inspect;
 mod interrupt;
 mod kv;
 mod list;
+mod merge;
 mod model;
 mod output;
 mod progress;

@@ -9,6 +9,8 @@ use gosset_container::safetensors_header::HeaderProblem;
 use gosset_unisvq::UniSvqError;
 use thiserror::Error;
 
+use crate::part::Part;
+
 /// Why a checkpoint cannot be read.
 #[non_exhaustive]
 #[derive(Debug, Error)]
@@ -306,6 +308,44 @@ pub enum QuantizeError {
         /// The work folder.
         path: PathBuf,
         /// What differs: the thing, what the folder says, what was asked for.
+        differences: Vec<String>,
+    },
+    /// A part that is not of the form that it should have.
+    #[error("part {text:?}: expected i/n with i from 0 to n - 1, such as 0/3")]
+    PartSyntax {
+        /// The text found.
+        text: String,
+    },
+    /// The options leave nothing that a part could do by itself.
+    #[error("part {part}: {reason}")]
+    PartImpossible {
+        /// The part.
+        part: Part,
+        /// Why, and what to ask for instead.
+        reason: &'static str,
+    },
+    /// A file that is no part of a run.
+    #[error("{}: not a part: {reason}", path.display())]
+    NotAPart {
+        /// The file.
+        path: PathBuf,
+        /// Expected and found.
+        reason: String,
+    },
+    /// Parts that are not all of a run.
+    #[error("parts: {reason}")]
+    PartsIncomplete {
+        /// What is missing, or there twice.
+        reason: String,
+    },
+    /// Parts of different runs.
+    #[error("{} and {} are of different runs: {}", first.display(), second.display(), differences.join("; "))]
+    PartsDiffer {
+        /// One part.
+        first: PathBuf,
+        /// The other.
+        second: PathBuf,
+        /// What differs: the thing, what the first says, what the second says.
         differences: Vec<String>,
     },
     /// The work folder is not as a run leaves it.

@@ -10,9 +10,11 @@ use crate::calibration::{Activations, CalibrationRecord};
 use crate::error::{QuantizeError, SourceError};
 use crate::method::{Method, MethodInfo};
 use crate::options::{OverrideAction, QuantizeOptions};
+use crate::part::{PART_KEY, PartRecord};
 use crate::policy::{OUTPUT_HEAD, Role, TOKEN_EMBEDDINGS, role};
 use crate::source::{ModelSource, SourceInfo, TensorInfo};
 use crate::tie::{TIE_KEY, TieDecision, resolve_tie};
+use crate::work::processor;
 
 /// What happens to every tensor.
 #[derive(Debug, Clone, PartialEq)]
@@ -35,6 +37,8 @@ pub struct Plan {
     pub(crate) patched_config: Option<Vec<u8>>,
     /// What the parts of the container take, and what the run keeps to.
     pub(crate) budget: Option<Budget>,
+    /// Which part of a run it is; `None` for the whole.
+    pub(crate) part: Option<PartRecord>,
 }
 
 /// What happens to one tensor.
@@ -221,6 +225,7 @@ pub fn plan(source: &dyn ModelSource, options: &QuantizeOptions) -> Result<Plan,
         warnings,
         patched_config,
         budget: None,
+        part: None,
     };
     choose_rates(&mut plan, source, &codec, &free)?;
     Ok(plan)
@@ -276,9 +281,10 @@ fn check_weights(tensors: &[TensorInfo], options: &QuantizeOptions) -> Result<()
 }
 
 impl Plan {
-    /// Whether any tensor is to be quantized by a method that wants to know its inputs.
+    /// Whether any tensor is to be quantized by a method that wants to know its inputs, in this part of a run or another.
     pub fn needs_calibration(&self) -> bool {
-        self.items.iter().any(|i| matches!(&i.action, Action::Quantize { method, .. } if method.needs_calibration()))
+        let does = |i: &PlanItem| matches!(&i.action, Action::Quantize { method, .. } if method.needs_calibration());
+        self.part.as_ref().is_some_and(|part| part.calibrated) || self.items.iter().any(does)
     }
 
     /// What keeps a run to the target; `None` where every tensor has its payload.
@@ -336,6 +342,9 @@ impl Plan {
         }
         let mut plan = self.clone();
         plan.options.calibration = Some(record);
+        if let Some(part) = &mut plan.part {
+            part.processor = Some(processor());
+        }
         let info = plan.manifest_info();
         if let Some(budget) = &mut plan.budget {
             budget.set_frame(&info)?;
@@ -365,7 +374,16 @@ impl Plan {
             "fingerprint": info.fingerprint,
             "dtypes": dtypes,
         });
-        ManifestInfo { kind: self.kind, source, recipe: self.options.to_recipe() }
+        ManifestInfo { kind: self.kind, source, recipe: self.recipe() }
+    }
+
+    /// The recipe of what is written.
+    pub(crate) fn recipe(&self) -> Value {
+        let mut recipe = self.options.to_recipe();
+        if let Some(part) = &self.part {
+            recipe[PART_KEY] = json!(part);
+        }
+        recipe
     }
 
     /// Sizes to expect. Good to a fraction of a percent; exact figures are in the report of a run.
@@ -380,7 +398,12 @@ impl Plan {
                 largest = largest.max(n * 4);
             }
         }
-        let (file, coded) = self.budget.as_ref().map_or((0, 0), |budget| (budget.file_bytes(), budget.coded_bytes()));
+        let planes = |coded: bool| {
+            let items = self.items.iter().filter(|item| !coded || matches!(item.action, Action::Quantize { .. }));
+            items.map(|item| item.estimated_bytes).sum()
+        };
+        let of_budget = |budget: &Budget| (budget.file_bytes(), budget.coded_bytes());
+        let (file, coded) = self.budget.as_ref().map_or_else(|| (planes(false), planes(true)), of_budget);
         let per = |bits: f64, n: u64| if n == 0 { 0.0 } else { bits / n as f64 };
         PlanEstimate {
             file_bytes: file,

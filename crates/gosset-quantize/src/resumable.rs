@@ -21,7 +21,7 @@ use crate::method::Method;
 use crate::observer::{Event, Observer};
 use crate::plan::{Action, Plan, PlanItem, batch_len, block_of};
 use crate::report::{Report, TunedFigures};
-use crate::run::{RunOptions, finish, is_there, keep};
+use crate::run::{RunOptions, finish, is_stored, is_there, keep};
 use crate::scan::scan_all;
 use crate::source::ModelSource;
 use crate::stored::{Stored, forecast_in, values_in};
@@ -100,8 +100,9 @@ impl<'a> Resumable<'a> {
             Err(e) => return Err(e.into()),
         };
         let units = self.units()?;
-        let recipe = self.plan.options.to_recipe();
-        let job = work::job(identity(self.plan, self.source)?, &recipe, self.activations.is_some());
+        let recipe = self.plan.recipe();
+        let is_calibrated = self.activations.is_some();
+        let job = work::job(identity(self.plan, self.source, is_calibrated)?, &recipe, is_calibrated);
         let work = WorkFolder::open(out, &job, options.restart)?;
         let Some(mut writer) = writer else { return self.finished_before(out, work, &units) };
 
@@ -475,9 +476,12 @@ fn is_quantized(item: &PlanItem) -> bool {
     matches!(item.action, Action::Quantize { .. })
 }
 
-/// What the source is, down to the last byte of it, without its path.
-fn identity(plan: &Plan, source: &dyn ModelSource) -> Result<Value, QuantizeError> {
-    let hashes: Vec<[u8; 32]> = (0..source.tensors().len())
+/// What the source is, down to the last byte that the output depends on, without its path.
+fn identity(plan: &Plan, source: &dyn ModelSource, is_calibrated: bool) -> Result<Value, QuantizeError> {
+    // A part of a run without activations depends on its own tensors only.
+    let items = plan.items.iter().filter(|item| plan.asked_part().is_none() || is_calibrated || is_stored(item));
+    let indices: Vec<usize> = items.map(|item| item.index).collect();
+    let hashes: Vec<[u8; 32]> = indices
         .into_par_iter()
         .map(|index| {
             let mut sink = Hashing(Sha256::new());

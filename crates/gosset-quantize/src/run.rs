@@ -78,6 +78,12 @@ pub fn run(
         let instead = if instead.starts_with("unisvq") { "e8" } else { instead }.to_owned();
         return Err(QuantizeError::NeedsCalibration { method, instead });
     };
+    if activations.is_sequential()
+        && let Some(part) = plan.asked_part()
+    {
+        let reason = "inputs from the quantized layers before need all of them; calibrate without --sequential";
+        return Err(QuantizeError::PartImpossible { part, reason });
+    }
     let plan = plan.calibrated(activations.record())?;
     Resumable::new(&plan, source, Some(activations), observer).run(out, options)
 }
@@ -92,8 +98,7 @@ fn direct(
 ) -> Result<Report, QuantizeError> {
     let mut writer = Writer::create(out, options.overwrite)?;
     // For the lock, and because what an unfinished run left is not to be forgotten there.
-    let _work =
-        WorkFolder::open(out, &work::job("not kept".into(), &plan.options.to_recipe(), false), options.restart)?;
+    let _work = WorkFolder::open(out, &work::job("not kept".into(), &plan.recipe(), false), options.restart)?;
     let mut warnings = plan.warnings.clone();
     warnings.iter().for_each(|message| observer.event(&Event::Warning { message }));
     scan_all(plan, source, observer, &mut warnings)?;
@@ -133,7 +138,7 @@ pub(crate) fn finish(
     pace: Option<&Pace>,
     observer: &dyn Observer,
 ) -> Result<(), QuantizeError> {
-    for (name, bytes) in source.blobs() {
+    for (name, bytes) in source.blobs().into_iter().filter(|_| plan.has_blobs()) {
         writer.add_blob(name, plan.blob(name, bytes))?;
     }
     observer.event(&Event::Writing);

@@ -96,7 +96,7 @@ pub(crate) fn report(
         tensors,
         warnings,
         calibration,
-        recipe: plan.options.to_recipe(),
+        recipe: plan.recipe(),
     }
 }
 

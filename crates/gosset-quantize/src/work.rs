@@ -61,7 +61,7 @@ impl WorkFolder {
         match found {
             _ if restart => folder.clear()?,
             Ok(Some(found)) => {
-                let differences = differences(&found, job);
+                let differences = differences(&found, job, ["there", "asked for"]);
                 if differences.is_empty() {
                     return Ok(folder);
                 }
@@ -235,10 +235,10 @@ fn lock(folder: &Path) -> Result<File, QuantizeError> {
     }
 }
 
-/// Where two jobs differ: `options.rate: 3.0 there, 2.0 asked for`.
-fn differences(there: &Value, asked: &Value) -> Vec<String> {
+/// Where two descriptions differ, named by what they are of: `options.rate: 3.0 there, 2.0 asked for`.
+pub(crate) fn differences(there: &Value, asked: &Value, of: [&str; 2]) -> Vec<String> {
     let mut found = Vec::new();
-    compare("", there, asked, &mut found);
+    compare("", there, asked, of, &mut found);
     if found.len() > MAX_TOLD {
         let more = found.len() - MAX_TOLD;
         found.truncate(MAX_TOLD);
@@ -247,17 +247,17 @@ fn differences(there: &Value, asked: &Value) -> Vec<String> {
     found
 }
 
-fn compare(path: &str, there: &Value, asked: &Value, found: &mut Vec<String>) {
+fn compare(path: &str, there: &Value, asked: &Value, of: [&str; 2], found: &mut Vec<String>) {
     match (there, asked) {
         (Value::Object(a), Value::Object(b)) => {
             let keys = a.keys().chain(b.keys().filter(|key| !a.contains_key(*key)));
             for key in keys {
                 let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
-                compare(&path, a.get(key).unwrap_or(&Value::Null), b.get(key).unwrap_or(&Value::Null), found);
+                compare(&path, a.get(key).unwrap_or(&Value::Null), b.get(key).unwrap_or(&Value::Null), of, found);
             }
         }
         _ if there == asked => {}
-        _ => found.push(format!("{path}: {there} there, {asked} asked for")),
+        _ => found.push(format!("{path}: {there} {}, {asked} {}", of[0], of[1])),
     }
 }
 
@@ -271,7 +271,7 @@ pub(crate) fn job(source: Value, recipe: &Value, is_calibrated: bool) -> Value {
 }
 
 /// The processor, as far as products of matrices differ by it in their last bits.
-fn processor() -> String {
+pub(crate) fn processor() -> String {
     let mut text = if cfg!(target_arch = "x86_64") {
         "x86_64".to_owned()
     } else if cfg!(target_arch = "aarch64") {

@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use gosset_container::{Container, Storage};
 use gosset_quantize::{
-    Activations, Allocation, CalibrationRecord, Event, FloatDtype, InputMoments, ModelSource, Observer, QuantizeError,
-    QuantizeOptions, QuantizeTarget, Report, RunOptions, SafetensorsSource, Silent, TensorInfo, TuneReport, TunedBlock,
-    dequantize, plan, run,
+    Activations, Allocation, CalibrationRecord, Event, FloatDtype, InputMoments, ModelSource, Observer, Part,
+    QuantizeError, QuantizeOptions, QuantizeTarget, Report, RunOptions, SafetensorsSource, Silent, TensorInfo,
+    TuneReport, TunedBlock, dequantize, merge, plan, run,
 };
 use gosset_tests::t0::T0;
 use gosset_unisvq::{Hessian, UniSvqMatrix};
@@ -452,4 +452,31 @@ fn runs_without_calibration_are_taken_up_too_if_asked() {
     ));
     run(&plan, &case.source, None, &case.out(), &resumable, &Silent).unwrap();
     assert!(fs::read(case.out()).unwrap() == whole);
+}
+
+#[test]
+fn calibrated_parts_merge_to_the_whole_unless_tensors_wait_for_each_other() {
+    let case = Case::new();
+    for (name, rate) in METHODS {
+        let options = QuantizeOptions::new(name, rate);
+        let whole = case.bytes(&options, &mut Fake::of(&case));
+        // With 20 parts most have no tensor that needs the calibration.
+        for n in [2, 20] {
+            let part_of = |i: u32| {
+                let part = plan(&case.source, &options).unwrap().part(Part::new(i, n).unwrap(), &case.source).unwrap();
+                let out = case.dir.path().join(format!("{i}.gosset"));
+                run(&part, &case.source, Some(&mut Fake::of(&case)), &out, &RunOptions::replacing(), &Silent).unwrap();
+                out
+            };
+            let parts: Vec<PathBuf> = (0..n).map(part_of).collect();
+            merge(&parts, &case.out(), true, &Silent).unwrap();
+            assert!(fs::read(case.out()).unwrap() == whole, "{name} in {n} parts");
+        }
+    }
+    let part = plan(&case.source, &QuantizeOptions::new("unisvq", 2.0)).unwrap();
+    let part = part.part(Part::new(0, 2).unwrap(), &case.source).unwrap();
+    let mut sequential = Fake::sequential(&case);
+    let result = run(&part, &case.source, Some(&mut sequential), &case.out(), &RunOptions::replacing(), &Silent);
+    let error = result.unwrap_err().to_string();
+    assert!(error.contains("part 0/2") && error.contains("--sequential"), "{error}");
 }

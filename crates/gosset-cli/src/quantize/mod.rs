@@ -14,7 +14,7 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{ArgGroup, Args};
 use gosset_container::ContainerKind;
 use gosset_quantize::{
-    Action, Activations, Allocation, Event, ModelSource, Observer, Override, OverrideAction, Plan, PlanItem,
+    Action, Activations, Allocation, Event, ModelSource, Observer, Override, OverrideAction, Part, Plan, PlanItem,
     QuantizeOptions, QuantizeTarget, RunOptions,
 };
 use gosset_runtime::calibration::Calibration;
@@ -54,7 +54,8 @@ Examples:
   gosset quantize model.gguf --rate 3 --dry-run
   gosset quantize model.gguf -o small.gosset --codec e8+feedback --rate 2.5
   gosset quantize model.gguf -o small.gosset --codec unisvq --rate 2 --calibration texts/
-  gosset quantize model.gguf -o m.gosset --rate 3 --rate-for '*.down_proj.weight=4'")]
+  gosset quantize model.gguf -o m.gosset --rate 3 --rate-for '*.down_proj.weight=4'
+  gosset quantize model.gguf -o p0.gosset --rate 3 --part 0/3")]
 pub(crate) struct QuantizeArgs {
     /// What to quantize.
     #[arg(value_name = "MODEL")]
@@ -108,6 +109,10 @@ pub(crate) struct QuantizeArgs {
     no_tie: bool,
     #[command(flatten)]
     calibration: CalibrationArgs,
+    /// Work on the tensors I, I + N, I + 2 N … of the model only, so that N runs, on as many machines as there are, share the work;
+    /// `gosset merge` joins what they write to the very bytes of one run.
+    #[arg(long, value_name = "I/N", value_parser = |text: &str| Part::parse(text).map_err(|e| e.to_string()))]
+    part: Option<Part>,
     /// Keep every finished tensor in FILE.work, so that the same command goes on after an interruption; methods with calibration
     /// always do.
     #[arg(long)]
@@ -187,6 +192,9 @@ pub(crate) fn run(args: &QuantizeArgs) -> Result<()> {
     if plan.kind == ContainerKind::Model && source.blob("tokenizer.json").is_none() {
         plan.warnings
             .push("the model has no tokenizer.json; text needs one, so the container will not generate".to_owned());
+    }
+    if let Some(part) = args.part {
+        plan = plan.part(part, source.as_ref())?;
     }
     let out = match &args.output {
         Some(out) if !args.dry_run => out,
