@@ -25,8 +25,10 @@ use crate::{KvCodec, KvError, KvShape, KvSpec, PageBits, Place, Probe, Role};
 
 /// Bits by which the width of a vector grows: pages stay a multiple of 16 bytes with any multiple of 8 vectors.
 const WIDTH_BITS: usize = 16;
-/// Largest element of a matrix of a frame, so that nothing overflows.
-const MOST_MATRIX: f32 = 1e18;
+/// Largest element of a matrix of a frame: products with coordinates within 2^40, and sums of them, stay within f32.
+const MOST_MATRIX: f32 = 1e22;
+/// Least standard deviation of a coordinate: those that a probe saw at rest are not amplified without end.
+const LEAST_SIGMA: f64 = 1e-20;
 
 thread_local! {
     static BUFFERS: RefCell<Buffers> = RefCell::default();
@@ -207,7 +209,8 @@ fn probed_plans(probe: &Probe, string: usize) -> Result<Vec<ShiftPlan>, KvError>
     heads
         .enumerate()
         .map(|(i, head)| {
-            let Shape { mean, weights, axes, sigmas, .. } = Shape::new(head, probe, 2);
+            let Shape { mean, weights, axes, mut sigmas, .. } = Shape::new(head, probe, 2);
+            sigmas.iter_mut().for_each(|sigma| *sigma = sigma.max(LEAST_SIGMA));
             let bits = waterfill(&sigmas, string);
             let coded = |i: usize| bits[i / 2] > 0;
             let to_frame: Vec<f32> = (0..d * d)

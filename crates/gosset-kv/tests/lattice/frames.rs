@@ -123,7 +123,14 @@ fn degenerate_statistics_give_working_codecs() {
         let mut builder = ProbeBuilder::new(shape(d), RopePairs::Halves).unwrap();
         builder.add(0, &keys, &queries).unwrap();
         let probe = builder.finish().unwrap();
-        for spec in ["e8@3,page=256", "e8@3,page=256,dither=on", "e8@3,page=256,k.gain=on", "z@4,page=256"] {
+        for spec in [
+            "e8@3,page=256",
+            "e8@3,page=256,dither=on",
+            "e8@3,page=256,k.gain=on",
+            "z@4,page=256",
+            "shift-10@3,page=256",
+            "shift-12@4,k.scale=on",
+        ] {
             let (codec, _) = spec.parse::<KvSpec>().unwrap().codecs(shape(d), Some(&probe)).unwrap();
             for x in [&keys, &gaussian(5 * d, 7)] {
                 let rows = rows_of(&*codec, KEY, 0, x);
@@ -157,6 +164,11 @@ fn specifications_round_trip() {
         "trellis-8@2.25",
         "e8@2,v=trellis-64@2.5,v.norm=f16",
         "trellis-8@2,frame=mean",
+        "shift-10@2.25",
+        "shift-12@3,frame=none",
+        "shift-10@2,v=shift-12@2.5,k.scale=on",
+        "shift-10@3,frame=mean,k.rot=haar",
+        "e8@2,v=shift-10@2.5",
     ] {
         let spec: KvSpec = text.parse().unwrap();
         let shown = spec.to_string();
@@ -176,7 +188,10 @@ fn specifications_round_trip() {
 #[test]
 fn specifications_are_refused_with_what_would_be_right() {
     for (text, expected) in [
-        ("", "no code is named \"\"; there are z, a2, d4, e8, trellis-8, trellis-64, f32, bf16, f16"),
+        (
+            "",
+            "no code is named \"\"; there are z, a2, d4, e8, trellis-8, trellis-64, shift-10, shift-12, f32, bf16, f16",
+        ),
         ("e9@2", "no code is named \"e9\""),
         ("e8", "expected a rate in bits per scalar, such as e8@2.25"),
         ("e8@0.2", "rate \"0.2\": expected 1 to 8 bits per scalar"),
@@ -204,6 +219,14 @@ fn specifications_are_refused_with_what_would_be_right() {
         ("trellis-8@2,dither=on", "no dither makes unbiased"),
         ("trellis-8@2,frame=probe", "expected frame=none or frame=mean, or e8"),
         ("e8@2,v=trellis-8@2,v.gain=on", "has no meaning for a trellis"),
+        ("shift-11@2", "no code is named \"shift-11\""),
+        ("shift-10@2,dither=on", "no dither makes unbiased"),
+        ("shift-10@2,v.norm=f16", "eighth octaves"),
+        ("shift-10@2,v.scale=off", "vectors need their size"),
+        ("shift-10@2,v.coder=rice", "has no meaning for a trellis"),
+        ("e8@2,k.scale=on", "has no meaning for e8"),
+        ("trellis-8@2,v.scale=on", "has no meaning for trellis-8"),
+        ("f16,v.scale=on", "has no meaning for f16"),
         ("f16,k.dither=on", "has no meaning for f16"),
         ("f16,frame=probe", "has no meaning for keys in f16"),
     ] {
