@@ -92,6 +92,12 @@ pub(crate) struct EvalArgs {
     /// Write log-likelihoods and choices of every question to `DIR/ROW/TASK.jsonl`.
     #[arg(long, value_name = "DIR", requires = "tasks")]
     task_log: Option<PathBuf>,
+    /// Hide five digits in prompts of these contexts, in tokens, and see for every row whether they are found: 512,2048,8192.
+    #[arg(long, value_name = "LIST")]
+    passkey: Option<String>,
+    /// Prompts of each context [default: 10].
+    #[arg(long, value_name = "N", requires = "passkey")]
+    passkey_trials: Option<usize>,
     /// Print JSON instead of a table.
     #[arg(long)]
     json: bool,
@@ -121,13 +127,6 @@ pub(crate) fn run(workspace: &Workspace, args: &EvalArgs) -> Result<ExitCode> {
 
 /// The command line of `ppl`, and whether it needs the hub.
 fn ppl_args(workspace: &Workspace, args: &EvalArgs) -> Result<(Vec<String>, bool)> {
-    let embedded = |name: &str| -> Result<PathBuf> {
-        let path = workspace.root().join(name);
-        if !path.exists() {
-            bail!("{}: the embedded file is missing from this checkout", path.display());
-        }
-        Ok(path)
-    };
     let mut out = Vec::new();
     let mut push = |flag: &str, value: String| out.extend([flag.to_owned(), value]);
     let mut hub = false;
@@ -138,7 +137,7 @@ fn ppl_args(workspace: &Workspace, args: &EvalArgs) -> Result<(Vec<String>, bool
         let model = match args.model.as_deref() {
             None | Some("embedded") => {
                 on_embedded_model = true;
-                utf8(&embedded("assets/tiny")?)?
+                utf8(&embedded(workspace, "assets/tiny")?)?
             }
             Some(name) => {
                 let (model, is_hub) = resolve_model(workspace, name, args.accept)?;
@@ -148,12 +147,7 @@ fn ppl_args(workspace: &Workspace, args: &EvalArgs) -> Result<(Vec<String>, bool
         };
         push("--model", model);
     }
-    let text = match args.text.as_deref() {
-        Some("embedded") => embedded("assets/text/eval.txt")?,
-        None if on_embedded_model => embedded("assets/text/eval.txt")?,
-        None | Some("wikitext2") => wikitext2()?,
-        Some(path) => existing(Path::new(path))?,
-    };
+    let text = text_path(workspace, args.text.as_deref(), on_embedded_model)?;
     push("--text", utf8(&text)?);
     if let Some(windows) = args.windows {
         push("--windows", windows.to_string());
@@ -171,6 +165,8 @@ fn ppl_args(workspace: &Workspace, args: &EvalArgs) -> Result<(Vec<String>, bool
         ("--calibration-seed", args.calibration_seed.map(|n| n.to_string())),
         ("--tasks", args.tasks.clone()),
         ("--task-limit", args.task_limit.map(|n| n.to_string())),
+        ("--passkey", args.passkey.clone()),
+        ("--passkey-trials", args.passkey_trials.map(|n| n.to_string())),
     ] {
         if let Some(value) = value {
             push(flag, value);
@@ -208,6 +204,24 @@ fn ppl_args(workspace: &Workspace, args: &EvalArgs) -> Result<(Vec<String>, bool
     }
     out.extend(args.rest.iter().cloned());
     Ok((out, hub))
+}
+
+fn embedded(workspace: &Workspace, name: &str) -> Result<PathBuf> {
+    let path = workspace.root().join(name);
+    if !path.exists() {
+        bail!("{}: the embedded file is missing from this checkout", path.display());
+    }
+    Ok(path)
+}
+
+/// The text of a name or path; without one, that of the embedded model or of all others.
+pub(crate) fn text_path(workspace: &Workspace, text: Option<&str>, on_embedded_model: bool) -> Result<PathBuf> {
+    match text {
+        Some("embedded") => embedded(workspace, "assets/text/eval.txt"),
+        None if on_embedded_model => embedded(workspace, "assets/text/eval.txt"),
+        None | Some("wikitext2") => wikitext2(),
+        Some(path) => existing(Path::new(path)),
+    }
 }
 
 /// What `ppl --calibration` gets: a name that it knows, or a path from anywhere.
@@ -293,7 +307,7 @@ mod tests {
     #[test]
     fn options_reach_the_binary() {
         let text = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
-        let words = "--rates 4,3.5 --target-bpw 3,2 --codecs e8-rice@3.5 --protocol half-2048 --windows 3 --threads 2 --device cuda:1 --json --text";
+        let words = "--rates 4,3.5 --target-bpw 3,2 --codecs e8-rice@3.5 --protocol half-2048 --windows 3 --threads 2 --device cuda:1 --passkey 512,2048 --passkey-trials 3 --json --text";
         let words: Vec<&str> = words.split(' ').chain([text, "--", "--seed", "7"]).collect();
         let (args, _) = mapped(&words).unwrap();
         for (flag, value) in [
@@ -304,6 +318,8 @@ mod tests {
             ("--windows", "3"),
             ("--threads", "2"),
             ("--device", "cuda:1"),
+            ("--passkey", "512,2048"),
+            ("--passkey-trials", "3"),
             ("--seed", "7"),
         ] {
             assert_eq!(after(&args, flag), value);

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use crate::kv_tables;
 use crate::results::{Accuracy, CalibrationNote, Evaluation, EvaluationRow};
 
 /// The variants of UniSVQ that are measured, what each changes, and what the paper found.
@@ -31,19 +32,27 @@ pub(crate) fn tables(evaluation: &Evaluation, file: &str, command: &str) -> Stri
     out += &calibration(rows);
     out += &caches(rows);
     out += &tasks(rows);
+    if rows.iter().any(|row| !row.passkey.is_empty()) {
+        out += &format!("\nPass keys found:\n\n{}", kv_tables::passkeys(rows.iter()));
+    }
     out
 }
 
 /// One line per compressed cache.
 fn caches(rows: &[EvaluationRow]) -> String {
-    if rows.iter().all(|row| row.kv.is_none()) {
+    let rows: Vec<&EvaluationRow> = rows.iter().filter(|row| row.kv.is_some()).collect();
+    if rows.is_empty() {
         return String::new();
     }
-    let mut out = "\nCaches, each position stored and read back; all-in counts every byte at the end of a window:\n\n\
-                   | cache | page bps | all-in bps | PPL | Δln |\n|---|---|---|---|---|\n"
-        .to_owned();
+    let lead = "\nCaches, each position stored and read back; all-in counts every byte at the end of a window:\n\n";
+    lead.to_owned() + &caches_of(&rows)
+}
+
+/// The table of compressed caches, without a word about it.
+pub(crate) fn caches_of(rows: &[&EvaluationRow]) -> String {
+    let mut out = "| cache | page bps | all-in bps | PPL | Δln |\n|---|---|---|---|---|\n".to_owned();
     let rate = |rate: Option<f64>| rate.map_or("–".to_owned(), |rate| format!("{rate:.3}"));
-    for row in rows.iter().filter(|row| row.kv.is_some()) {
+    for row in rows {
         let _ = writeln!(
             out,
             "| {} | {} | {} | {} ± {} | {} |",

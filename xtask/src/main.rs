@@ -19,6 +19,8 @@ mod feedback_table;
 mod fetch;
 mod fetch_tasks;
 mod kernel_results;
+mod kv_scores;
+mod kv_tables;
 mod plots;
 mod ptx;
 mod rd;
@@ -45,6 +47,8 @@ enum Verb {
     Rd(rd::RdArgs),
     /// Errors of outputs under error feedback by the shape of what is rounded together; without options: the embedded model, a minute.
     Feedback(feedback::FeedbackArgs),
+    /// Bias and variance of attention scores over coded keys; without options: the embedded model, a minute.
+    KvScores(kv_scores::KvScoresArgs),
     /// Download known models and zero-shot tasks into the cache, checked against their hashes.
     Fetch(fetch::FetchArgs),
     /// Make the tables of README and docs anew from the JSON under docs/results.
@@ -71,6 +75,7 @@ fn main() -> ExitCode {
         Verb::Eval(args) => eval::run(&workspace, &args),
         Verb::Rd(args) => rd::run(&workspace, &args),
         Verb::Feedback(args) => feedback::run(&workspace, &args),
+        Verb::KvScores(args) => kv_scores::run(&workspace, &args),
         Verb::Fetch(args) => fetch::run(&workspace, &args),
         Verb::Tables(args) => tables::run(&workspace, &args),
         Verb::Ptx(args) => ptx::run(&workspace, &args),

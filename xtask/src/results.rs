@@ -24,6 +24,14 @@ pub(crate) struct TaskRow {
     pub(crate) acc_norm: Accuracy,
 }
 
+/// Pass keys of one context.
+#[derive(Debug, Deserialize)]
+pub(crate) struct PasskeyRow {
+    pub(crate) context: u64,
+    pub(crate) trials: u64,
+    pub(crate) right: u64,
+}
+
 /// A share of right answers.
 #[derive(Debug, Clone, Copy, Deserialize)]
 pub(crate) struct Accuracy {
@@ -79,6 +87,8 @@ pub(crate) struct EvaluationRow {
     pub(crate) quantize_seconds: Option<f64>,
     #[serde(default)]
     pub(crate) tasks: Vec<TaskRow>,
+    #[serde(default)]
+    pub(crate) passkey: Vec<PasskeyRow>,
     #[serde(default)]
     pub(crate) calibration: Option<CalibrationNote>,
 }

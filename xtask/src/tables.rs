@@ -1,7 +1,7 @@
 //! `cargo xtask tables`: the tables and plots of README and docs, generated from the JSON that commands left under `docs/results`.
 //!
 //! A block between `<!-- table FILE: COMMAND -->` and `<!-- end table -->` holds the rows of FILE, which is the output of COMMAND;
-//! where FILE names its command, that is what the marker says.
+//! where FILE names its command, that is what the marker says. `FILE+FILE#VIEW` asks for a table of caches over several files.
 
 use std::{fmt::Write as _, fs, process::ExitCode};
 
@@ -10,7 +10,7 @@ use clap::Args;
 use serde_json::Value;
 
 use crate::{
-    evaluation_tables, feedback_table, kernel_results, plots,
+    evaluation_tables, feedback_table, kernel_results, kv_tables, plots,
     results::{RateDistortion, RateDistortionRow},
     workspace::Workspace,
 };
@@ -71,15 +71,29 @@ fn refresh(page: &str, read: &dyn Fn(&str) -> Result<String>) -> Result<String> 
         let (file, command) =
             marker[BEGIN.len()..].trim().split_once(": ").context("expected `table FILE: COMMAND`")?;
         let (_, after) = body.split_once(END).with_context(|| format!("the table of {file} has no end marker"))?;
-        let value: Value = serde_json::from_str(&read(file)?).with_context(|| file.to_owned())?;
-        // A file that knows how it was made corrects the page.
-        let command = value["command"].as_str().unwrap_or(command).to_owned();
-        let table = table(value, file, &command).with_context(|| file.to_owned())?;
+        let (command, table) = match file.split_once('#') {
+            Some((files, view)) => (command.to_owned(), viewed(files, view, command, read)),
+            None => {
+                let value: Value = serde_json::from_str(&read(file)?).with_context(|| file.to_owned())?;
+                // A file that knows how it was made corrects the page.
+                let command = value["command"].as_str().unwrap_or(command).to_owned();
+                let table = table(value, file, &command);
+                (command, table)
+            }
+        };
+        let table = table.with_context(|| file.to_owned())?;
         write!(out, "{before}{BEGIN}{file}: {command} -->\n{table}{END}")?;
         rest = after;
     }
     out.push_str(rest);
     Ok(out)
+}
+
+/// A table over several evaluations.
+fn viewed(files: &str, view: &str, command: &str, read: &dyn Fn(&str) -> Result<String>) -> Result<String> {
+    let files: Vec<&str> = files.split('+').collect();
+    let parse = |file: &&str| serde_json::from_str(&read(file)?).with_context(|| (*file).to_owned());
+    kv_tables::table(view, &files.iter().map(parse).collect::<Result<Vec<_>>>()?, &files, command)
 }
 
 /// The table of a file, whose rows say of which kind it is.
@@ -90,6 +104,9 @@ fn table(value: Value, file: &str, command: &str) -> Result<String> {
     }
     if value["rows"][0].get("held_out_error").is_some() {
         return Ok(feedback_table::table(&serde_json::from_value(value)?, file));
+    }
+    if value["rows"][0].get("score_slope").is_some() {
+        return Ok(kv_tables::scores(&serde_json::from_value(value)?, file));
     }
     if value["rows"][0].get("tokens_per_second").is_some() {
         return Ok(kernel_results::decode_table(&serde_json::from_value(value)?, file, command));
@@ -211,6 +228,21 @@ mod tests {
         assert!(fresh.contains("| `q3_k` |  | 0.400 (3.44) |  | 0.12 | 235 |"), "{fresh}");
         assert!(fresh.contains("| 2 | 0.390 | 0.150 | 0.100 | 0.140 |"), "{fresh}");
         assert_eq!(refresh(&fresh, &|_| Ok(json.clone())).unwrap(), fresh);
+    }
+
+    #[test]
+    fn a_view_may_have_several_files() {
+        let page = "<!-- table a.json+b.json#passkey: cargo xtask eval --passkey 512 -->\nold\n<!-- end table -->\n";
+        let with_keys = JSON
+            .replace("\"delta_ln\": 0.0", r#""delta_ln": 0.0, "passkey": [{"context": 512, "trials": 4, "right": 3}]"#);
+        let fresh = refresh(page, &|_| Ok(with_keys.clone())).unwrap();
+        assert!(
+            fresh.starts_with("<!-- table a.json+b.json#passkey: cargo xtask eval --passkey 512 -->\nm, "),
+            "{fresh}"
+        );
+        assert!(fresh.contains("[b.json](/b.json)") && fresh.contains("| unquantized | 3 of 4 |"), "{fresh}");
+        assert_eq!(refresh(&fresh, &|_| Ok(with_keys.clone())).unwrap(), fresh);
+        assert!(refresh(&page.replace("#passkey", "#mood"), &|_| Ok(with_keys.clone())).is_err());
     }
 
     #[test]

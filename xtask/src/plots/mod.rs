@@ -27,6 +27,7 @@ const PLOTS: &[Plot] = &[
     Plot { svg: "docs/plots/gap.svg", json: "docs/results/rd.json", draw: gap },
     Plot { svg: "docs/plots/ppl.svg", json: "docs/results/smollm2-wikitext2.json", draw: perplexity },
     Plot { svg: "docs/plots/kv.svg", json: "docs/results/smollm2-kv.json", draw: caches },
+    Plot { svg: "docs/plots/kv-qwen.svg", json: "docs/results/qwen-kv.json", draw: caches },
     Plot { svg: "docs/plots/kernels.svg", json: "docs/results/h200-kernels.json", draw: kernels },
 ];
 
