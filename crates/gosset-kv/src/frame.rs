@@ -237,15 +237,21 @@ impl LatticeVisitor for CodesOf<'_> {
     }
 }
 
+/// How much queries look at each coordinate of the keys of a head.
+pub(crate) fn query_weights(head: &HeadProbe, probe: &Probe) -> Vec<f64> {
+    let d = head.mean.len();
+    let largest = head.query_energy.iter().fold(0.0f64, |m, &e| m.max(e));
+    let weight = |i: usize| {
+        let energy = head.query_energy[probe.pairs().pair_of(i, d)];
+        if largest > 0.0 { energy.sqrt().max(LEAST_WEIGHT * largest.sqrt()) } else { 1.0 }
+    };
+    (0..d).map(weight).collect()
+}
+
 impl Shape {
     pub(crate) fn new(head: &HeadProbe, probe: &Probe, dim: usize) -> Self {
         let d = head.mean.len();
-        let largest = head.query_energy.iter().fold(0.0f64, |m, &e| m.max(e));
-        let weight = |i: usize| {
-            let energy = head.query_energy[probe.pairs().pair_of(i, d)];
-            if largest > 0.0 { energy.sqrt().max(LEAST_WEIGHT * largest.sqrt()) } else { 1.0 }
-        };
-        let weights: Vec<f64> = (0..d).map(weight).collect();
+        let weights = query_weights(head, probe);
         let weighted = (0..d * d).map(|ij| weights[ij / d] * head.covariance[ij] * weights[ij % d]).collect();
         let (variances, axes) = principal_axes(weighted, d);
         let largest = variances.first().copied().unwrap_or(0.0).max(0.0).sqrt();

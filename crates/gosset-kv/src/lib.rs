@@ -36,6 +36,7 @@ mod policy;
 mod probe;
 mod products;
 mod ring;
+mod rotary;
 mod rotation;
 mod rows;
 mod shift;
@@ -53,7 +54,7 @@ pub use lattice_kv::LatticeKv;
 pub use memory::{KvMemory, KvNote};
 pub use policy::{Budget, ExactType, KvShape, Policy, Protected};
 pub use probe::{HeadProbe, Probe, ProbeBuilder, RopePairs};
-pub use shift::{ShiftFrame, ShiftPlan, ShiftRotation};
+pub use shift::{ShiftFrame, ShiftPlan, ShiftRotary, ShiftRotation};
 pub use shift_kv::ShiftKv;
 pub use spec::{
     Code, Codecs, Coder, DEFAULT_PAGE, Frame, GRAMMAR, KvSpec, MAX_RATE, MIN_RATE, NormKind, RoleSpec, Rotation,

@@ -24,6 +24,14 @@ impl RopePairs {
             Self::Interleaved => i / 2,
         }
     }
+
+    /// The coordinates of pair `t`, below `head_dim / 2`: the one whose sine is taken off comes first.
+    pub const fn coordinates(self, t: usize, head_dim: usize) -> [usize; 2] {
+        match self {
+            Self::Halves => [t, t + head_dim / 2],
+            Self::Interleaved => [2 * t, 2 * t + 1],
+        }
+    }
 }
 
 /// Statistics of one KV head.
@@ -50,6 +58,7 @@ pub struct Probe {
     /// By layer, then head.
     heads: Vec<HeadProbe>,
     tokens: u64,
+    turns: Option<Vec<f64>>,
 }
 
 impl Probe {
@@ -66,6 +75,11 @@ impl Probe {
     /// Tokens seen by the layer that saw the fewest.
     pub fn tokens(&self) -> u64 {
         self.tokens
+    }
+
+    /// Turns per position of each pair of coordinates, if they were given to [`ProbeBuilder::turns`].
+    pub fn turns(&self) -> Option<&[f64]> {
+        self.turns.as_deref()
     }
 
     /// Statistics of a head; `None` if the model has not as many.
@@ -141,6 +155,7 @@ pub struct ProbeBuilder {
     /// Tokens from one that is sampled to the next, by layer.
     strides: Vec<u64>,
     row: Vec<f64>,
+    turns: Option<Vec<f64>>,
 }
 
 impl ProbeBuilder {
@@ -169,7 +184,24 @@ impl ProbeBuilder {
             counts: vec![(0, 0); shape.layers],
             strides: vec![FIRST_STRIDE; shape.layers],
             row: vec![0.0; d],
+            turns: None,
         })
+    }
+
+    /// Says how far the rotary embedding turns each pair of coordinates from one position to the next, in turns, `[head_dim / 2]`: the
+    /// frame `pairs` needs it.
+    ///
+    /// # Errors
+    ///
+    /// [`KvError::Length`] for another number of pairs, [`KvError::Spec`] for turns that are no numbers.
+    pub fn turns(mut self, turns: &[f64]) -> Result<Self, KvError> {
+        crate::float_kv::check_len("turns of pairs", turns.len(), self.shape.head_dim / 2)?;
+        if let Some(t) = turns.iter().position(|turns| !turns.is_finite()) {
+            let reason = format!("turns per position of pair {t} are {}: expected a number", turns[t]);
+            return Err(KvError::Spec { spec: "frame=pairs".to_owned(), reason });
+        }
+        self.turns = Some(turns.to_vec());
+        Ok(self)
     }
 
     /// Adds n tokens of a layer: `keys` before the rotary embedding, `[n, kv_heads * head_dim]`, and `queries`, `[n, heads * head_dim]`
@@ -278,6 +310,6 @@ impl ProbeBuilder {
             HeadProbe { mean, covariance, query_energy, sample: sums.sample }
         };
         let heads = self.heads.into_iter().enumerate().map(head).collect();
-        Ok(Probe { shape: self.shape, pairs: self.pairs, heads, tokens })
+        Ok(Probe { shape: self.shape, pairs: self.pairs, heads, tokens, turns: self.turns })
     }
 }

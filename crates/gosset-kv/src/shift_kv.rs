@@ -12,12 +12,13 @@ use std::sync::Arc;
 use gosset_transform::Backend;
 
 use crate::float_kv::{check_len, check_vectors};
-use crate::frame::Shape;
+use crate::frame::{Shape, query_weights};
 use crate::norm_frame::means;
 use crate::place::{Places, checked_probe};
+use crate::rotary::Rotary;
 use crate::rotation::Rotator;
 use crate::shift::{
-    Buffers, GAINS, INVERSES, MAX_STEP_BITS, PageFormat, PageView, Reader, SCALES, ShiftFrame, ShiftPlan,
+    Buffers, GAINS, INVERSES, MAX_STEP_BITS, PageFormat, PageView, Reader, SCALES, ShiftFrame, ShiftPlan, ShiftRotary,
     ShiftRotation, Strings, Trellis, even, least_bits, waterfill,
 };
 use crate::spec::{Code, Frame, RoleSpec};
@@ -95,6 +96,7 @@ impl ShiftKv {
         }
         let plans = match own.frame {
             Frame::Probe => probed_plans(checked_probe(own.frame, shape, probe)?, string)?,
+            Frame::Pairs => paired_plans(checked_probe(own.frame, shape, probe)?, string)?,
             _ => {
                 let means = match own.frame {
                     Frame::Mean => means(checked_probe(own.frame, shape, probe)?),
@@ -103,7 +105,7 @@ impl ShiftKv {
                 rotated_plans(spec, role, shape, &means, string)
             }
         };
-        let original = role == Role::Key && spec.keys_before_rope;
+        let original = own.frame == Frame::Pairs || role == Role::Key && spec.keys_before_rope;
         let format = PageFormat { field, string: string / 8 };
         Ok(Self { places: Places::new(shape)?, spec: own, trellis, format, original, role, plans })
     }
@@ -157,17 +159,17 @@ impl ShiftKv {
         check_vectors(self, place, first, x, rows)?;
         BUFFERS.with_borrow_mut(|buffers| {
             let rows = rows.chunks_exact_mut(self.format.row_bytes());
-            for (x, row) in x.chunks_exact(self.head_dim()).zip(rows) {
-                plan.write(backend, self.trellis, self.format, x, row, buffers);
+            for (position, (x, row)) in (first..).zip(x.chunks_exact(self.head_dim()).zip(rows)) {
+                plan.write(backend, self.trellis, self.format, position, x, row, buffers);
             }
         });
         Ok(())
     }
 
     /// Takes scaled points to the stored frame.
-    fn finish(&self, plan: &ShiftPlan, out: &mut [f32]) {
+    fn finish(&self, plan: &ShiftPlan, first: u64, out: &mut [f32]) {
         if self.original {
-            plan.leave(out);
+            plan.leave(first, out);
         }
     }
 
@@ -179,7 +181,7 @@ impl ShiftKv {
         let plan = self.plan(place).ok()?;
         match &plan.frame {
             ShiftFrame::Rotation(rotation) => Some((plan, &rotation.0)),
-            ShiftFrame::Matrix { .. } => None,
+            ShiftFrame::Matrix { .. } | ShiftFrame::Pairs(_) => None,
         }
     }
 }
@@ -233,6 +235,39 @@ fn probed_plans(probe: &Probe, string: usize) -> Result<Vec<ShiftPlan>, KvError>
         .collect()
 }
 
+/// Plans in the frame `pairs`, of each head: bits by the variances of rotary pairs in the metric of queries.
+fn paired_plans(probe: &Probe, string: usize) -> Result<Vec<ShiftPlan>, KvError> {
+    let KvShape { layers, kv_heads, head_dim: d } = probe.shape();
+    let refused = |reason: String| KvError::Spec { spec: "frame=pairs".to_owned(), reason };
+    let Some(turns) = probe.turns() else {
+        return Err(refused(
+            "the probe does not know how positions turn keys: expected one with ProbeBuilder::turns".into(),
+        ));
+    };
+    let rotary = ShiftRotary(Arc::new(Rotary::new(turns, probe.pairs())));
+    let heads = (0..layers).flat_map(|layer| (0..kv_heads).filter_map(move |head| probe.head(layer, head)));
+    heads
+        .enumerate()
+        .map(|(i, head)| {
+            let weights = query_weights(head, probe);
+            let (mut sigmas, mut shares) = (Vec::new(), Vec::new());
+            for t in 0..d / 2 {
+                let variance = rotary.coordinates(t).map(|i| head.covariance[i * d + i]).iter().sum::<f64>() / 2.0;
+                sigmas.push(variance.sqrt().max(LEAST_SIGMA));
+                shares.push(sigmas[t] * weights[rotary.coordinates(t)[0]]);
+            }
+            let bits = waterfill(&shares, string);
+            let mean: Vec<f32> = head.mean.iter().map(|&m| m as f32).collect();
+            if !mean.iter().all(|m| m.abs() <= MOST_MATRIX) || !sigmas.iter().all(|s| *s <= f64::from(MOST_MATRIX)) {
+                return Err(refused(format!("keys of layer {} are out of range", i / kv_heads)));
+            }
+            let gain = |t: usize| f64::from(GAINS[usize::from(bits[t])]);
+            let costs: Vec<f64> = (0..d / 2).map(|t| (shares[t] * gain(t)).powi(2)).collect();
+            Ok(ShiftPlan::new(bits, &costs, Some(mean), ShiftFrame::Pairs(rotary.clone())).scaled_by(&sigmas))
+        })
+        .collect()
+}
+
 /// Rows beside each other.
 struct Rows<'a>(PageFormat, &'a [u8]);
 
@@ -271,13 +306,13 @@ impl KvCodec for ShiftKv {
         self.quantize_with(Backend::detect(), place, first, x, rows)
     }
 
-    fn dequantize(&self, place: Place, _first: u64, rows: &[u8], out: &mut [f32]) -> Result<(), KvError> {
+    fn dequantize(&self, place: Place, first: u64, rows: &[u8], out: &mut [f32]) -> Result<(), KvError> {
         let (d, plan) = (self.head_dim(), self.plan(place)?);
         let n = out.len() / d;
         check_len("out", out.len(), n * d)?;
         check_len("rows", rows.len(), n * self.row_bytes())?;
         plan.read(self.trellis, Rows(self.format, rows), out);
-        self.finish(plan, out);
+        self.finish(plan, first, out);
         Ok(())
     }
 
@@ -299,7 +334,7 @@ impl KvCodec for ShiftKv {
     fn decode(
         &self,
         place: Place,
-        _first: u64,
+        first: u64,
         page: &[u8],
         _rows: &mut Vec<u8>,
         out: &mut [f32],
@@ -308,7 +343,7 @@ impl KvCodec for ShiftKv {
         let n = out.len() / d;
         check_len("out", out.len(), n * d)?;
         plan.read(self.trellis, self.format.view(page, n)?, out);
-        self.finish(plan, out);
+        self.finish(plan, first, out);
         Ok(())
     }
 
@@ -321,13 +356,13 @@ impl KvCodec for ShiftKv {
 
     fn keys_from_frame(&self, place: Place, keys: &mut [f32]) {
         if let Some((plan, _)) = self.framed(place, Role::Key) {
-            plan.leave(keys);
+            plan.leave(0, keys);
         }
     }
 
     fn value_from_frame(&self, place: Place, sum: &mut [f32]) {
         if let Some((plan, _)) = self.framed(place, Role::Value) {
-            plan.leave(sum);
+            plan.leave(0, sum);
         }
     }
 

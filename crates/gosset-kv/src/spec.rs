@@ -5,13 +5,13 @@
 //! | item | meaning | default |
 //! |---|---|---|
 //! | `e8@2.25` | code and rate, bits of a sealed page per scalar, norms and page ends included: `z`, `a2`, `d4`, `e8`, `trellis-8`, `trellis-64` at 1 to 8 bits; `shift-10`, `shift-12` at 1 to 5, rounded down to whole 16 bits of a vector; `f32`, `bf16`, `f16` without a rate | required |
-//! | `k@2`, `v@2.5` | another rate for keys or values | in the frame `probe` keys have 0.4 bits less than the one number and values 0.4 more, which is about best for both; otherwise the same |
+//! | `k@2`, `v@2.5` | another rate for keys or values | in the frames `probe` and `pairs` keys have 0.4 bits less than the one number and values 0.4 more, which is about best for both; otherwise the same |
 //! | `k=d4@2`, `v=f16` | another code for keys or values | |
-//! | `frame=` | of keys: `probe` (mean off, transform and step by statistics), `mean` (mean off), `none` | `probe`; with `trellis-8` and `trellis-64` `none` |
-//! | `rope=` | keys are coded `before` or `after` the rotary embedding; frames need `before` | `before` with a frame |
-//! | `rot=` | `rht`, `haar`, `signs`, `none`; not for keys in the frame `probe` | `rht` |
-//! | `norm=` | `coded` (quarter octaves under the entropy code), `log8`, `f16`; not in the frame `probe` | `coded`; `shift-10` and `shift-12` have bytes of their own |
-//! | `scale=` | `on`, `off`: whether vectors of `shift-10` and `shift-12` in the frame `probe` have a byte for their size | `off` |
+//! | `frame=` | of keys: `probe` (mean off, transform and step by statistics), `pairs` (mean off, bits of each rotary pair by statistics, after the rotary embedding; `shift-10` and `shift-12`), `mean` (mean off), `none` | `probe`; with `shift-10` and `shift-12` `pairs`, with `trellis-8` and `trellis-64` `none` |
+//! | `rope=` | keys are coded `before` or `after` the rotary embedding; `pairs` needs `after`, other frames need `before` | `after` with `pairs` and `none` |
+//! | `rot=` | `rht`, `haar`, `signs`, `none`; not for keys in the frames `probe` and `pairs` | `rht` |
+//! | `norm=` | `coded` (quarter octaves under the entropy code), `log8`, `f16`; not in the frames `probe` and `pairs` | `coded`; `shift-10` and `shift-12` have bytes of their own |
+//! | `scale=` | `on`, `off`: whether vectors of `shift-10` and `shift-12` in the frames `probe` and `pairs` have a byte for their size | `off` |
 //! | `coder=` | `ans`, `rice` | `ans` |
 //! | `dither=` | `on`, `off`: subtractive, uniform on the cell; makes ⟨q, x⟩ unbiased for every vector | `off` |
 //! | `gain=` | `on`, `off`: least-squares gain of the reconstruction | values `on` without dither |
@@ -52,10 +52,11 @@ CODE@BITS[,OPTION...], for example e8@2.25,window=256,sinks=64
   k@BITS, v@BITS   another rate for keys or values; k=CODE@BITS, v=CODE@BITS another code
   window=N sinks=N newest and first positions kept exact (0), exact=f16|bf16|f32 how
   frame=F          keys: probe (mean off, transform by statistics; unless said otherwise, keys then get .4 bits
-                   less and values .4 more), mean, none (probe)
-  rope=before|after  where keys are coded (before; after with frame=none)
+                   less and values .4 more), mean, none (probe); shift-10 and shift-12 also pairs (mean off,
+                   bits of rotary pairs by statistics: what a GPU reads; their default)
+  rope=before|after  where keys are coded (before; after with frame=none and frame=pairs)
   rot=rht|haar|signs|none (rht), norm=coded|log8|f16 (coded), coder=ans|rice (ans), dither=on|off (off),
-  scale=on|off (off; shift-10 and shift-12 with frame=probe),
+  scale=on|off (off; shift-10 and shift-12 with frame=probe or pairs),
   gain=on|off (on for values without dither)
                    for both, or with k. or v. before them for one
   page=N           vectors of a sealed page (64), budget=variable|fixed
@@ -159,10 +160,24 @@ words! {
     Frame {
         /// Mean off, principal axes in the metric of queries, one step; no norms.
         Probe = "probe",
+        /// Mean off as it is turned at each position, each rotary pair scaled by itself: coded after the rotary embedding.
+        Pairs = "pairs",
         /// Mean off, then as values are.
         Mean = "mean",
         /// As values are.
         None = "none",
+    }
+}
+
+impl Frame {
+    /// Whether bits of coordinates follow their variances.
+    const fn is_fitted(self) -> bool {
+        matches!(self, Self::Probe | Self::Pairs)
+    }
+
+    /// Whether keys are coded before the rotary embedding.
+    const fn is_before_rope(self) -> bool {
+        matches!(self, Self::Probe | Self::Mean)
     }
 }
 
@@ -201,7 +216,7 @@ pub struct RoleSpec {
     pub rotation: Rotation,
     /// How norms are stored; [`NormKind::Coded`], without effect, where there are none.
     pub norm: NormKind,
-    /// Whether vectors of [`Code::Shift`] have a byte for their size; always outside the frame [`Frame::Probe`].
+    /// Whether vectors of [`Code::Shift`] have a byte for their size; always outside of [`Frame::Probe`] and [`Frame::Pairs`].
     pub scale: bool,
     /// The entropy code.
     pub coder: Coder,
@@ -215,9 +230,13 @@ impl RoleSpec {
     fn new(role: Role, code: Code, rate: f64) -> Self {
         let lattice = matches!(code, Code::Lattice(_));
         let shift = matches!(code, Code::Shift(_));
-        let frame = if role == Role::Key && (lattice || shift) { Frame::Probe } else { Frame::None };
+        let frame = match role {
+            Role::Key if lattice => Frame::Probe,
+            Role::Key if shift => Frame::Pairs,
+            _ => Frame::None,
+        };
         let gain = role == Role::Value && lattice;
-        let scale = shift && frame != Frame::Probe;
+        let scale = shift && !frame.is_fitted();
         let (rotation, norm, coder) = (Rotation::Rht, NormKind::Coded, Coder::Ans);
         Self { code, rate, frame, rotation, norm, scale, coder, dither: false, gain }
     }
@@ -493,13 +512,16 @@ impl Parser {
     fn finish(self, text: &str) -> Result<KvSpec, KvError> {
         let [key, value] = [Role::Key, Role::Value].map(|role| self.role(role));
         let (mut key, mut value) = (key?, value?);
-        if self.rates == [None; 2] && self.replaced == [false; 2] && key.frame == Frame::Probe {
+        if self.rates == [None; 2] && self.replaced == [false; 2] && key.frame.is_fitted() {
             [key.rate, value.rate] = split(key.rate);
         }
-        let keys_before_rope = self.before_rope.unwrap_or(key.frame != Frame::None);
-        if key.frame != Frame::None && !keys_before_rope {
+        let keys_before_rope = self.before_rope.unwrap_or(key.frame.is_before_rope());
+        if key.frame == Frame::Pairs && keys_before_rope {
+            return Err(bad(text, "frame=pairs follows the rotary embedding: expected rope=after, or frame=probe"));
+        }
+        if key.frame.is_before_rope() && !keys_before_rope {
             let reason = format!(
-                "rope=after has no fixed mean or axes: expected rope=before with frame={}, or frame=none",
+                "rope=after has no fixed mean or axes: expected rope=before with frame={}, or frame=none or frame=pairs",
                 key.frame.name()
             );
             return Err(bad(text, reason));
@@ -542,18 +564,24 @@ impl Parser {
         if role == Role::Key {
             spec.frame = self.frame.unwrap_or(spec.frame);
         }
-        let normed = spec.frame != Frame::Probe;
+        let normed = !spec.frame.is_fitted();
         for (asked, option) in [(self.rotation[i].own, "rot"), (self.norm[i].own, "norm")] {
             if asked && !normed {
                 return Err(bad(
                     format!("{letter}.{option}"),
-                    "has no meaning with frame=probe: expected frame=mean or frame=none beside it",
+                    format!(
+                        "has no meaning with frame={}: expected frame=mean or frame=none beside it",
+                        spec.frame.name()
+                    ),
                 ));
             }
         }
         if normed {
             spec.rotation = self.rotation[i].value.unwrap_or(spec.rotation);
             spec.norm = self.norm[i].value.unwrap_or(spec.norm);
+        }
+        if spec.frame == Frame::Pairs && !matches!(code, Code::Shift(_)) {
+            return Err(bad("frame=pairs", format!("is for shift-10 and shift-12, not for {}", code.name())));
         }
         match code {
             Code::Trellis(_) => return self.trellis(spec, i, letter),
@@ -587,12 +615,15 @@ impl Parser {
             let reason = format!("{} stores eighth octaves in a byte: expected {letter}.scale", spec.code.name());
             return Err(bad(format!("{letter}.norm"), reason));
         }
-        let scale = self.scale[i].value.unwrap_or(spec.frame != Frame::Probe);
-        if !scale && spec.frame != Frame::Probe {
-            return Err(bad(format!("{letter}.scale=off"), "vectors need their size: expected frame=probe beside it"));
+        let scale = self.scale[i].value.unwrap_or(!spec.frame.is_fitted());
+        if !scale && !spec.frame.is_fitted() {
+            return Err(bad(
+                format!("{letter}.scale=off"),
+                "vectors need their size: expected frame=pairs or frame=probe beside it",
+            ));
         }
         // The rest is refused as for other paths.
-        let frame = if spec.frame == Frame::Probe { Frame::None } else { spec.frame };
+        let frame = if spec.frame.is_fitted() { Frame::None } else { spec.frame };
         self.trellis(RoleSpec { frame, ..spec }, i, letter)?;
         Ok(RoleSpec { scale, norm: NormKind::Coded, ..spec })
     }
@@ -690,11 +721,11 @@ impl fmt::Display for KvSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { key, value, policy, .. } = self;
         let mean = ((key.rate + value.rate) * 500.0).round() / 1000.0;
-        if key.frame == Frame::Probe && key.code == value.code && split(mean) == [key.rate, value.rate] {
+        if key.frame.is_fitted() && key.code == value.code && split(mean) == [key.rate, value.rate] {
             write!(f, "{}@{mean}", key.code.name())?;
         } else {
             f.write_str(&value.code_and_rate())?;
-            match (key.code == value.code, key.rate == value.rate && key.frame != Frame::Probe) {
+            match (key.code == value.code, key.rate == value.rate && !key.frame.is_fitted()) {
                 (true, true) => {}
                 (true, false) => write!(f, ",k@{}", key.rate)?,
                 (false, _) => write!(f, ",k={}", key.code_and_rate())?,
@@ -704,7 +735,7 @@ impl fmt::Display for KvSpec {
         if key.frame != plain.frame {
             write!(f, ",frame={}", key.frame.name())?;
         }
-        if self.keys_before_rope != (key.frame != Frame::None) {
+        if self.keys_before_rope != key.frame.is_before_rope() {
             write!(f, ",rope={}", if self.keys_before_rope { "before" } else { "after" })?;
         }
         let switch = |on: bool| if on { "on" } else { "off" };
@@ -716,7 +747,7 @@ impl fmt::Display for KvSpec {
             if spec.norm != plain.norm {
                 write!(f, ",{letter}.norm={}", spec.norm.name())?;
             }
-            if spec.scale != (plain.scale || matches!(spec.code, Code::Shift(_)) && spec.frame != Frame::Probe) {
+            if spec.scale != (plain.scale || matches!(spec.code, Code::Shift(_)) && !spec.frame.is_fitted()) {
                 write!(f, ",{letter}.scale={}", switch(spec.scale))?;
             }
             if spec.coder != plain.coder {

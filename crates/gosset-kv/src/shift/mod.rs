@@ -15,7 +15,8 @@
 //!
 //! 1. Frame. x − m where there is a mean, then within ±2^40. With norms: signs; butterflies (a + b, a − b) of strides 1, 2, 4, …; times the
 //!    f32 nearest to 1/√d (widths without a single power of two: see `gosset_transform::Hadamard` and `TilePlan`). In the frame `probe`:
-//!    y\[i\] = ((0 + x\[0\]·T\[0\]\[i\]) + x\[1\]·T\[1\]\[i\]) + ….
+//!    y\[i\] = ((0 + x\[0\]·T\[0\]\[i\]) + x\[1\]·T\[1\]\[i\]) + …. In the frame `pairs`: with c and s of the position (see `crate::rotary`) each
+//!    rotary pair (a, b), whose mean is (m0, m1), becomes (a − (m0·c − m1·s), b − (m0·s + m1·c)), within ±2^40, and coordinates 2t and 2t + 1 of y.
 //! 2. Scale. Squares y\[i\]·y\[i\]; with h half the power of two from d on, then half of that, down to 1: square i gets square i + h added, if
 //!    there is one; the first, times the f32 1/n of the n coordinates with bits, is the mean t. Field 0 for t = 0, else
 //!    4·e + c + 129 within 1 to 255, where t = 2^e·m and c is how many of 2^(1/8), 2^(3/8), 2^(5/8), 2^(7/8) (as f32) m reaches; it stands for
@@ -41,7 +42,7 @@ use crate::KvError;
 
 pub(crate) use pattern::{even, least_bits, waterfill};
 pub(crate) use plan::{Buffers, Strings};
-pub use plan::{ShiftFrame, ShiftPlan, ShiftRotation};
+pub use plan::{ShiftFrame, ShiftPlan, ShiftRotary, ShiftRotation};
 pub(crate) use scale::{INVERSES, SCALES};
 pub(crate) use search::{Scratch, Step, ring};
 pub(crate) use strings::{PageFormat, PageView, Reader, write_states};

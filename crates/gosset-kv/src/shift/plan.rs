@@ -6,6 +6,7 @@ use gosset_transform::{Backend, Kernel};
 
 use super::{GAINS, INVERSES, PageFormat, Reader, Scratch, Step, Trellis, ring, scale, write_states};
 use crate::matrix::{ROWS, apply};
+use crate::rotary::Rotary;
 use crate::rotation::Rotator;
 
 /// Largest magnitude of a coordinate after its mean: 2^40.
@@ -19,6 +20,8 @@ const MOST_TARGET: f32 = 64.0;
 pub enum ShiftFrame {
     /// A rotation, shared by the heads of a layer.
     Rotation(ShiftRotation),
+    /// Pairs of coordinates that the rotary embedding turns, less the mean key as their position turns it: pair t of y is pair t of x.
+    Pairs(ShiftRotary),
     /// Matrices of a head: y = (x − mean)·to_frame, and back x = mean + y·from_frame.
     Matrix {
         /// `[head_dim, head_dim]`: row j is what coordinate j of a vector adds to each coordinate of the frame, deviations of 1.
@@ -26,6 +29,22 @@ pub enum ShiftFrame {
         /// `[head_dim, head_dim]`: row i is what point i adds to each coordinate of a vector.
         from_frame: Vec<f32>,
     },
+}
+
+/// The angles of all positions.
+#[derive(Debug, Clone)]
+pub struct ShiftRotary(pub(crate) Arc<Rotary>);
+
+impl ShiftRotary {
+    /// Cosine and sine by which a position turns each pair, `[head_dim / 2]`.
+    pub fn units(&self, position: u64) -> Vec<[f32; 2]> {
+        self.0.units(position).collect()
+    }
+
+    /// The two coordinates of pair `t`.
+    pub fn coordinates(&self, t: usize) -> [usize; 2] {
+        self.0.coordinates(t)
+    }
 }
 
 /// Signs and a transform, as the option `rot` has it.
@@ -53,7 +72,7 @@ pub struct ShiftPlan {
     pub weights: Vec<f32>,
     /// By coordinate: from scaled coordinates of the frame to targets.
     pub to_target: Vec<f32>,
-    /// By coordinate: from points to coordinates of the rotation's frame; 1 with matrices, which have it in them.
+    /// By coordinate: from points to coordinates of the frame; 1 with matrices, which have it in them.
     pub factors: Vec<f32>,
     /// What is taken off first, if anything.
     pub mean: Option<Vec<f32>>,
@@ -76,7 +95,7 @@ impl ShiftPlan {
         let gains = || bits.iter().flat_map(|&bits| [GAINS[usize::from(bits)]; 2]);
         let to_target = gains().map(|gain| 1.0 / gain).collect();
         let factors = match frame {
-            ShiftFrame::Rotation(_) => gains().collect(),
+            ShiftFrame::Rotation(_) | ShiftFrame::Pairs(_) => gains().collect(),
             ShiftFrame::Matrix { .. } => vec![1.0; 2 * bits.len()],
         };
         let reader = Reader::new(&bits);
@@ -84,26 +103,50 @@ impl ShiftPlan {
         Self { bits, weights, to_target, factors, mean, frame, share, steps, reader }
     }
 
-    /// Codes a vector into a row.
+    /// With standard deviations of pairs in the factors.
+    pub(crate) fn scaled_by(mut self, sigmas: &[f64]) -> Self {
+        for (t, &sigma) in sigmas.iter().enumerate() {
+            let factor = sigma * f64::from(GAINS[usize::from(self.bits[t])]);
+            for i in [2 * t, 2 * t + 1] {
+                (self.to_target[i], self.factors[i]) = ((1.0 / factor) as f32, factor as f32);
+            }
+        }
+        self
+    }
+
+    /// Codes the vector at `position` into a row.
+    #[expect(clippy::too_many_arguments, reason = "a vector is where it is, what it is and what codes it")]
     pub(crate) fn write(
         &self,
         backend: Backend,
         trellis: &Trellis,
         format: PageFormat,
+        position: u64,
         x: &[f32],
         row: &mut [u8],
         buffers: &mut Buffers,
     ) {
         let Buffers { y, other, targets, states, search } = buffers;
         y.clear();
-        match &self.mean {
-            Some(mean) => y.extend(x.iter().zip(mean).map(|(x, m)| (x - m).clamp(-MOST, MOST))),
-            None => y.extend(x.iter().map(|x| x.clamp(-MOST, MOST))),
+        match (&self.mean, &self.frame) {
+            (Some(mean), ShiftFrame::Pairs(rotary)) => {
+                y.extend_from_slice(x);
+                rotary.0.take_off(position, mean, y);
+                y.iter_mut().for_each(|y| *y = y.clamp(-MOST, MOST));
+            }
+            (Some(mean), _) => y.extend(x.iter().zip(mean).map(|(x, m)| (x - m).clamp(-MOST, MOST))),
+            (None, _) => y.extend(x.iter().map(|x| x.clamp(-MOST, MOST))),
         }
         other.clear();
         other.resize(x.len(), 0.0);
         match &self.frame {
             ShiftFrame::Rotation(rotation) => rotation.0.forward(y, other),
+            ShiftFrame::Pairs(rotary) => {
+                for (t, pair) in other.as_chunks_mut::<2>().0.iter_mut().enumerate() {
+                    *pair = rotary.coordinates(t).map(|i| y[i]);
+                }
+                std::mem::swap(y, other);
+            }
             ShiftFrame::Matrix { to_frame, .. } => {
                 apply(to_frame, x.len(), y, other);
                 std::mem::swap(y, other);
@@ -124,8 +167,8 @@ impl ShiftPlan {
         write_states(&self.steps, states, &mut row[format.field..]);
     }
 
-    /// Brings scaled points, `[n, head_dim]`, to original coordinates.
-    pub(crate) fn leave(&self, out: &mut [f32]) {
+    /// Brings scaled points of positions from `first` on, `[n, head_dim]`, to original coordinates.
+    pub(crate) fn leave(&self, first: u64, out: &mut [f32]) {
         let d = self.to_target.len();
         let mut scratch = vec![0.0; ROWS * d];
         match &self.frame {
@@ -134,6 +177,20 @@ impl ShiftPlan {
                     x.iter_mut().zip(&self.factors).for_each(|(x, f)| *x *= f);
                     rotation.0.inverse(x, &mut scratch[..d]);
                 }
+            }
+            ShiftFrame::Pairs(rotary) => {
+                for x in out.chunks_exact_mut(d) {
+                    scratch[..d].copy_from_slice(x);
+                    let points = scratch.as_chunks::<2>().0.iter().zip(self.factors.as_chunks::<2>().0);
+                    for (t, (points, factors)) in points.take(d / 2).enumerate() {
+                        let [i, j] = rotary.coordinates(t);
+                        (x[i], x[j]) = (points[0] * factors[0], points[1] * factors[1]);
+                    }
+                }
+                if let Some(mean) = &self.mean {
+                    rotary.0.put_on(first, mean, out);
+                }
+                return;
             }
             ShiftFrame::Matrix { from_frame, .. } => {
                 for x in out.chunks_mut(ROWS * d) {

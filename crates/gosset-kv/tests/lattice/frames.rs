@@ -120,7 +120,7 @@ fn degenerate_statistics_give_working_codecs() {
         ),
         (gaussian(3 * d, 1), gaussian(3 * d, 2)),
     ] {
-        let mut builder = ProbeBuilder::new(shape(d), RopePairs::Halves).unwrap();
+        let mut builder = ProbeBuilder::new(shape(d), RopePairs::Halves).unwrap().turns(&crate::turns(d)).unwrap();
         builder.add(0, &keys, &queries).unwrap();
         let probe = builder.finish().unwrap();
         for spec in [

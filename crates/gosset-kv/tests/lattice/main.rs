@@ -45,9 +45,14 @@ fn keys_and_queries(n: usize, d: usize, seed: u64) -> (Vec<f32>, Vec<f32>) {
     (keys, queries)
 }
 
+/// Turns per position of each rotary pair.
+fn turns(d: usize) -> Vec<f64> {
+    (0..d / 2).map(|t| 10_000f64.powf(-(t as f64) / (d / 2) as f64) / std::f64::consts::TAU).collect()
+}
+
 fn probe(d: usize) -> Probe {
     let (keys, queries) = keys_and_queries(2048, d, 3);
-    let mut builder = ProbeBuilder::new(shape(d), RopePairs::Halves).unwrap();
+    let mut builder = ProbeBuilder::new(shape(d), RopePairs::Halves).unwrap().turns(&turns(d)).unwrap();
     builder.add(0, &keys, &queries).unwrap();
     builder.finish().unwrap()
 }

@@ -1,6 +1,8 @@
 //! Strings of the shift trellis: bits, distortion, bytes.
 
-use crate::{KEY, VALUE, codecs, gaussian, keys_and_queries, probe, reconstructed, rows_of, shape, squared_error};
+use crate::{
+    KEY, VALUE, codecs, gaussian, keys_and_queries, probe, reconstructed, rows_of, shape, squared_error, turns,
+};
 use gosset_kv::{KvCodec, KvError, KvSpec, ShiftFrame};
 
 fn mse(codec: &dyn KvCodec, x: &[f32]) -> f64 {
@@ -134,7 +136,7 @@ fn pages_have_golden_bytes() {
 #[test]
 fn patterns_of_keys_follow_variances() {
     let d = 64;
-    let spec: KvSpec = "shift-10@2".parse().unwrap();
+    let spec: KvSpec = "shift-10@2,frame=probe".parse().unwrap();
     let codec = gosset_kv::ShiftKv::of(&spec, gosset_kv::Role::Key, shape(d), Some(&probe(d))).unwrap();
     let plan = codec.plan(KEY).unwrap();
     assert_eq!(plan.bits.iter().map(|&k| usize::from(k)).sum::<usize>(), codec.string_bits());
@@ -148,7 +150,14 @@ fn patterns_of_keys_follow_variances() {
 #[test]
 fn any_finite_vectors_are_coded() {
     let d = 64;
-    for spec in ["shift-10@2.5", "shift-12@3,frame=mean", "shift-10@2,frame=none", "shift-10@2.5,scale=on"] {
+    for spec in [
+        "shift-10@2.5",
+        "shift-10@2.5,frame=probe",
+        "shift-12@3,frame=mean",
+        "shift-10@2,frame=none",
+        "shift-10@2.5,scale=on",
+        "shift-10@2.5,frame=probe,scale=on",
+    ] {
         let (key, value) = codecs(spec, d);
         for (codec, place) in [(key, KEY), (value, VALUE)] {
             for scale in [0.0, 1e-38, 1e-4, 1.0, 1e4, 1e20, f32::MAX / 8.0] {
@@ -177,6 +186,59 @@ fn the_frame_of_a_probe_keeps_scores() {
         });
         scores.sum::<f64>() / n as f64
     };
-    let (probe, mean, e8) = (error("shift-10@3,k@3"), error("shift-10@3,frame=mean"), error("e8@3,k@3"));
+    let (probe, mean, e8) = (error("shift-10@3,k@3,frame=probe"), error("shift-10@3,frame=mean"), error("e8@3,k@3"));
     assert!(probe < 0.2 * mean && probe < 1.5 * e8, "probe {probe}, mean {mean}, e8 {e8}");
+}
+
+/// Keys after the rotary embedding: the mean goes where positions turn it, and bits follow the variances of rotary pairs, whatever the
+/// position.
+#[test]
+fn the_frame_of_pairs_keeps_scores_at_any_position() {
+    let (d, n) = (64, 256);
+    let (keys, queries) = keys_and_queries(n, d, 92);
+    let half = d / 2;
+    let errors = [0u64, 70_000].map(|first| {
+        let mut rotated = keys.clone();
+        for (i, key) in rotated.chunks_exact_mut(d).enumerate() {
+            for (t, turns) in turns(d).iter().enumerate() {
+                let (s, c) = ((first + i as u64) as f64 * turns * std::f64::consts::TAU).sin_cos();
+                let (a, b) = (f64::from(key[t]), f64::from(key[t + half]));
+                (key[t], key[t + half]) = ((a * c - b * s) as f32, (a * s + b * c) as f32);
+            }
+        }
+        let error = |spec: &str| {
+            let (codec, _) = codecs(spec, d);
+            let back = reconstructed(&*codec, KEY, first, &rotated);
+            let scores = rotated.chunks_exact(d).zip(back.chunks_exact(d)).enumerate().map(|(i, (x, y))| {
+                let q = &queries[(i * 37 % n) * d..][..d];
+                q.iter().zip(x.iter().zip(y)).map(|(&q, (&a, &b))| f64::from(q) * f64::from(a - b)).sum::<f64>().powi(2)
+            });
+            scores.sum::<f64>() / n as f64
+        };
+        let (pairs, none) = (error("shift-10@3,k@3"), error("shift-10@3,frame=none"));
+        assert!(pairs < 0.3 * none, "{first}: pairs {pairs}, none {none}");
+        pairs
+    });
+    assert!((0.8..1.25).contains(&(errors[0] / errors[1])), "{errors:?}");
+}
+
+/// A probe that does not know the turns of positions, and a codec of a lattice, have no pairs.
+#[test]
+fn pairs_need_turns() {
+    let spec: KvSpec = "shift-10@3".parse().unwrap();
+    assert_eq!(spec.to_string(), "shift-10@3");
+    assert!(!spec.keys_before_rope && spec.wants_probe() && spec.removes_mean());
+    let (keys, queries) = keys_and_queries(64, 8, 3);
+    let mut builder = gosset_kv::ProbeBuilder::new(shape(8), gosset_kv::RopePairs::Halves).unwrap();
+    builder.add(0, &keys, &queries).unwrap();
+    let error = spec.codecs(shape(8), Some(&builder.finish().unwrap())).unwrap_err();
+    assert!(error.to_string().contains("ProbeBuilder::turns"), "{error}");
+    for (spec, reason) in [
+        ("e8@3,frame=pairs", "is for shift-10 and shift-12"),
+        ("shift-10@3,rope=before", "expected rope=after"),
+        ("shift-10@3,k.rot=haar", "has no meaning with frame=pairs"),
+    ] {
+        let error = spec.parse::<KvSpec>().unwrap_err().to_string();
+        assert!(error.contains(reason), "{spec}: {error}");
+    }
 }
