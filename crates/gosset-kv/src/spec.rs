@@ -11,7 +11,7 @@
 //! | `rope=` | keys are coded `before` or `after` the rotary embedding; `pairs` needs `after`, other frames need `before` | `after` with `pairs` and `none` |
 //! | `rot=` | `rht`, `haar`, `signs`, `none`; not for keys in the frames `probe` and `pairs` | `rht` |
 //! | `norm=` | `coded` (quarter octaves under the entropy code), `log8`, `f16`; not in the frames `probe` and `pairs` | `coded`; `shift-10` and `shift-12` have bytes of their own |
-//! | `scale=` | `on`, `off`: whether vectors of `shift-10` and `shift-12` in the frames `probe` and `pairs` have a byte for their size | `off` |
+//! | `scale=` | `on`, `off`: whether vectors of `shift-10` and `shift-12` in the frames `probe` and `pairs` have a byte for their size, without which the few keys that are much larger than others are lost | `on` |
 //! | `coder=` | `ans`, `rice` | `ans` |
 //! | `dither=` | `on`, `off`: subtractive, uniform on the cell; makes ⟨q, x⟩ unbiased for every vector | `off` |
 //! | `gain=` | `on`, `off`: least-squares gain of the reconstruction | values `on` without dither |
@@ -56,7 +56,7 @@ CODE@BITS[,OPTION...], for example e8@2.25,window=256,sinks=64
                    bits of rotary pairs by statistics: what a GPU reads; their default)
   rope=before|after  where keys are coded (before; after with frame=none and frame=pairs)
   rot=rht|haar|signs|none (rht), norm=coded|log8|f16 (coded), coder=ans|rice (ans), dither=on|off (off),
-  scale=on|off (off; shift-10 and shift-12 with frame=probe or pairs),
+  scale=on|off (on; shift-10 and shift-12 with frame=probe or pairs),
   gain=on|off (on for values without dither)
                    for both, or with k. or v. before them for one
   page=N           vectors of a sealed page (64), budget=variable|fixed
@@ -236,9 +236,8 @@ impl RoleSpec {
             _ => Frame::None,
         };
         let gain = role == Role::Value && lattice;
-        let scale = shift && !frame.is_fitted();
         let (rotation, norm, coder) = (Rotation::Rht, NormKind::Coded, Coder::Ans);
-        Self { code, rate, frame, rotation, norm, scale, coder, dither: false, gain }
+        Self { code, rate, frame, rotation, norm, scale: shift, coder, dither: false, gain }
     }
 
     /// Code and rate: `e8@2.25`.
@@ -615,7 +614,7 @@ impl Parser {
             let reason = format!("{} stores eighth octaves in a byte: expected {letter}.scale", spec.code.name());
             return Err(bad(format!("{letter}.norm"), reason));
         }
-        let scale = self.scale[i].value.unwrap_or(!spec.frame.is_fitted());
+        let scale = self.scale[i].value.unwrap_or(true);
         if !scale && !spec.frame.is_fitted() {
             return Err(bad(
                 format!("{letter}.scale=off"),
@@ -747,7 +746,7 @@ impl fmt::Display for KvSpec {
             if spec.norm != plain.norm {
                 write!(f, ",{letter}.norm={}", spec.norm.name())?;
             }
-            if spec.scale != (plain.scale || matches!(spec.code, Code::Shift(_)) && !spec.frame.is_fitted()) {
+            if spec.scale != plain.scale {
                 write!(f, ",{letter}.scale={}", switch(spec.scale))?;
             }
             if spec.coder != plain.coder {

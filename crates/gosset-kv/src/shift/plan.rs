@@ -70,6 +70,8 @@ pub struct ShiftPlan {
     pub bits: Vec<u8>,
     /// What errors of each pair's step count.
     pub weights: Vec<f32>,
+    /// By coordinate: to deviations of about 1, by which the scale of a vector is found; 0 for pairs without bits.
+    pub scales: Vec<f32>,
     /// By coordinate: from scaled coordinates of the frame to targets.
     pub to_target: Vec<f32>,
     /// By coordinate: from points to coordinates of the frame; 1 with matrices, which have it in them.
@@ -93,6 +95,7 @@ impl ShiftPlan {
         let steps = bits.iter().zip(&weights).filter(|(bits, _)| **bits > 0);
         let steps = steps.map(|(&bits, &weight)| Step { bits: bits.into(), weight }).collect();
         let gains = || bits.iter().flat_map(|&bits| [GAINS[usize::from(bits)]; 2]);
+        let scales = bits.iter().flat_map(|&bits| [if bits > 0 { 1.0 } else { 0.0 }; 2]).collect();
         let to_target = gains().map(|gain| 1.0 / gain).collect();
         let factors = match frame {
             ShiftFrame::Rotation(_) | ShiftFrame::Pairs(_) => gains().collect(),
@@ -100,7 +103,7 @@ impl ShiftPlan {
         };
         let reader = Reader::new(&bits);
         let share = 1.0 / (2 * coded) as f32;
-        Self { bits, weights, to_target, factors, mean, frame, share, steps, reader }
+        Self { bits, weights, scales, to_target, factors, mean, frame, share, steps, reader }
     }
 
     /// With standard deviations of pairs in the factors.
@@ -108,7 +111,8 @@ impl ShiftPlan {
         for (t, &sigma) in sigmas.iter().enumerate() {
             let factor = sigma * f64::from(GAINS[usize::from(self.bits[t])]);
             for i in [2 * t, 2 * t + 1] {
-                (self.to_target[i], self.factors[i]) = ((1.0 / factor) as f32, factor as f32);
+                self.scales[i] *= (1.0 / sigma) as f32;
+                self.factors[i] = factor as f32;
             }
         }
         self
@@ -152,6 +156,7 @@ impl ShiftPlan {
                 std::mem::swap(y, other);
             }
         }
+        y.iter_mut().zip(&self.scales).for_each(|(y, scale)| *y *= scale);
         let byte = if format.field > 0 { scale::byte(y, self.share, other) } else { scale::ONE };
         let inverse = INVERSES[usize::from(byte)];
         row[..format.field].fill(byte);

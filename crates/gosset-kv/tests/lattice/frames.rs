@@ -129,7 +129,7 @@ fn degenerate_statistics_give_working_codecs() {
             "e8@3,page=256,k.gain=on",
             "z@4,page=256",
             "shift-10@3,page=256",
-            "shift-12@4,k.scale=on",
+            "shift-12@4,k.scale=off",
         ] {
             let (codec, _) = spec.parse::<KvSpec>().unwrap().codecs(shape(d), Some(&probe)).unwrap();
             for x in [&keys, &gaussian(5 * d, 7)] {
@@ -166,7 +166,7 @@ fn specifications_round_trip() {
         "trellis-8@2,frame=mean",
         "shift-10@2.25",
         "shift-12@3,frame=none",
-        "shift-10@2,v=shift-12@2.5,k.scale=on",
+        "shift-10@2,v=shift-12@2.5,k.scale=off",
         "shift-10@3,frame=mean,k.rot=haar",
         "e8@2,v=shift-10@2.5",
     ] {

@@ -3,7 +3,7 @@
 use crate::{
     KEY, VALUE, codecs, gaussian, keys_and_queries, probe, reconstructed, rows_of, shape, squared_error, turns,
 };
-use gosset_kv::{KvCodec, KvError, KvSpec, ShiftFrame};
+use gosset_kv::{KvCodec, KvError, KvSpec, KvStore, ShiftFrame};
 
 fn mse(codec: &dyn KvCodec, x: &[f32]) -> f64 {
     squared_error(x, &reconstructed(codec, VALUE, 0, x)) / x.len() as f64
@@ -141,7 +141,7 @@ fn patterns_of_keys_follow_variances() {
     let plan = codec.plan(KEY).unwrap();
     assert_eq!(plan.bits.iter().map(|&k| usize::from(k)).sum::<usize>(), codec.string_bits());
     assert!(plan.bits.is_sorted_by(|a, b| a >= b) && plan.bits[0] > plan.bits[d / 2 - 1] + 3, "{:?}", plan.bits);
-    assert!(matches!(plan.frame, ShiftFrame::Matrix { .. }) && codec.scales().is_none());
+    assert!(matches!(plan.frame, ShiftFrame::Matrix { .. }) && codec.scales().is_some());
 
     assert!(plan.weights.iter().all(|&w| (0.0..=1.0).contains(&w)));
 }
@@ -155,7 +155,8 @@ fn any_finite_vectors_are_coded() {
         "shift-10@2.5,frame=probe",
         "shift-12@3,frame=mean",
         "shift-10@2,frame=none",
-        "shift-10@2.5,scale=on",
+        "shift-10@2.5,k.scale=off",
+        "shift-10@2.5,frame=probe",
         "shift-10@2.5,frame=probe,scale=on",
     ] {
         let (key, value) = codecs(spec, d);
@@ -228,10 +229,10 @@ fn pairs_need_turns() {
     let spec: KvSpec = "shift-10@3".parse().unwrap();
     assert_eq!(spec.to_string(), "shift-10@3");
     assert!(!spec.keys_before_rope && spec.wants_probe() && spec.removes_mean());
-    let (keys, queries) = keys_and_queries(64, 8, 3);
-    let mut builder = gosset_kv::ProbeBuilder::new(shape(8), gosset_kv::RopePairs::Halves).unwrap();
+    let (keys, queries) = keys_and_queries(64, 32, 3);
+    let mut builder = gosset_kv::ProbeBuilder::new(shape(32), gosset_kv::RopePairs::Halves).unwrap();
     builder.add(0, &keys, &queries).unwrap();
-    let error = spec.codecs(shape(8), Some(&builder.finish().unwrap())).unwrap_err();
+    let error = spec.codecs(shape(32), Some(&builder.finish().unwrap())).unwrap_err();
     assert!(error.to_string().contains("ProbeBuilder::turns"), "{error}");
     for (spec, reason) in [
         ("e8@3,frame=pairs", "is for shift-10 and shift-12"),
@@ -241,4 +242,25 @@ fn pairs_need_turns() {
         let error = spec.parse::<KvSpec>().unwrap_err().to_string();
         assert!(error.contains(reason), "{spec}: {error}");
     }
+}
+
+/// In a store every position takes the same bytes, those of the rows, and lengths of heads.
+#[test]
+fn stores_take_what_rows_take() {
+    let d = 64;
+    let spec: KvSpec = "shift-10@2.5,k@2,page=64".parse().unwrap();
+    let (key, value) = spec.codecs(shape(d), Some(&probe(d))).unwrap();
+    let row_bytes = (key.row_bytes() + value.row_bytes()) as u64;
+    assert_eq!(row_bytes, 16 + 20);
+    let mut store = KvStore::new(shape(d), spec.policy, key, value, &[]).unwrap();
+    let n = 40 * 64;
+    let (keys, values) = (keys_and_queries(n, d, 11).0, gaussian(n * d, 12));
+    for (keys, values) in keys.chunks(100 * d).zip(values.chunks(100 * d)) {
+        store.append(0, keys, values).unwrap();
+        store.settle(0);
+    }
+    let memory = store.memory();
+    assert_eq!((memory.pages, memory.open), (80, 0));
+    assert_eq!((memory.codes, memory.scales), ((row_bytes - 2) * n as u64, 2 * n as u64));
+    assert!(memory.page_bits_per_value() < 2.25 * 1.015, "{memory}");
 }
