@@ -4,6 +4,9 @@
 //! multiplication says, and a row is read with a shift, a mask and a look-up for each pair of coordinates, which is what a GPU is good at. The
 //! format and the order of operations are those of [`crate::shift`], to the bit.
 //!
+//! What all vectors take alike must do for each of them: a scale of its own makes up for its size, but keys of the first token lie tens of
+//! deviations out in a few directions, and attention looks there all the time. Positions like these belong among the sinks: `sinks=4`.
+//!
 //! In the frame `probe` each head's axes (see [`crate::frame`]) have their bits by their variances, once and for all keys.
 
 use std::cell::RefCell;

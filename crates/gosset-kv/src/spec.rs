@@ -16,7 +16,7 @@
 //! | `dither=` | `on`, `off`: subtractive, uniform on the cell; makes ⟨q, x⟩ unbiased for every vector | `off` |
 //! | `gain=` | `on`, `off`: least-squares gain of the reconstruction | values `on` without dither |
 //! | `seed=` | of signs, rotations and dither | 0 |
-//! | `window=`, `sinks=` | newest and first positions, exact | 0, 0 |
+//! | `window=`, `sinks=` | newest and first positions, exact; strings of one width for all vectors (`shift-10`, `shift-12`) cannot hold keys of first tokens, which lie far out: `sinks=4` | 0, 0 |
 //! | `page=` | vectors of a sealed page | 64 |
 //! | `exact=` | how exact positions are stored: `f32`, `bf16`, `f16` | `f16` |
 //! | `budget=` | `variable`, `fixed` bytes for a page | `variable` |
@@ -50,7 +50,8 @@ CODE@BITS[,OPTION...], for example e8@2.25,window=256,sinks=64
   CODE@BITS        e8, d4, a2, z, trellis-8 or trellis-64 at 1 to 8 bits per scalar, norms included;
                    shift-10 or shift-12 at 1 to 5, every vector as many bits: for GPUs; f16, bf16, f32 without bits
   k@BITS, v@BITS   another rate for keys or values; k=CODE@BITS, v=CODE@BITS another code
-  window=N sinks=N newest and first positions kept exact (0), exact=f16|bf16|f32 how
+  window=N sinks=N newest and first positions kept exact (0; shift-10 and shift-12 want sinks=4),
+                   exact=f16|bf16|f32 how
   frame=F          keys: probe (mean off, transform by statistics; unless said otherwise, keys then get .4 bits
                    less and values .4 more), mean, none (probe); shift-10 and shift-12 also pairs (mean off,
                    bits of rotary pairs by statistics: what a GPU reads; their default)

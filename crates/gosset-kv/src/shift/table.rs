@@ -1,4 +1,4 @@
-//! The table of the shift trellis, made by `cargo run --release -p gosset-kv --example shift_table`.
+//! The table of the shift trellis, a part of the format; made in the way that `cargo run --release -p gosset-kv --example shift_table` shows.
 
 /// Factors of the table by bits of a step.
 #[rustfmt::skip]

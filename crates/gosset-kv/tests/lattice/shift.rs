@@ -104,7 +104,7 @@ fn pages_are_read_by_their_definition() {
                 };
                 end += step;
                 let state = (0..state_bits).fold(0u32, |s, i| s << 1 | ring[(end + bits - state_bits + i) % bits]);
-                let word = table[(state * odd % (1 << state_bits) >> (state_bits - 10)) as usize];
+                let word = table[((state * odd % (1 << state_bits)) >> (state_bits - 10)) as usize];
                 for (i, half) in [word as u16, (word >> 16) as u16].into_iter().enumerate() {
                     let point = if step == 0 { 0.0 } else { f64::from(half::f16::from_bits(half)) };
                     let found = f64::from(out[r * d + 2 * pair + i]);
