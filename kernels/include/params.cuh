@@ -1262,3 +1262,256 @@ static_assert(offsetof(UniSvqFinishParams, n_items) == 68);
 static_assert(offsetof(UniSvqFinishParams, n_blocks) == 72);
 static_assert(offsetof(UniSvqFinishParams, block_rows) == 76);
 static_assert(offsetof(UniSvqFinishParams, flags) == 80);
+
+// Rotation, append and attention of one row over pages of a bit-shift trellis and exact rows.
+struct KvShiftStepParams {
+    const float* x_q;  // `[heads, head_dim]`
+    const float* x_k;  // `[kv_heads, head_dim]`
+    const float* x_v;  // `[kv_heads, head_dim]`
+    const float* bias;  // `[(heads + 2 kv_heads) head_dim]`, or null
+    const float* q_norm;  // `[head_dim]`, or null
+    const float* k_norm;  // `[head_dim]`, or null
+    const double* turns;  // `[head_dim / 2]`, turns per position
+    const uint32_t* position;
+    const uint8_t* key_pages;  // `[kv_heads, pages, page]`
+    const uint8_t* value_pages;  // the same
+    __half* sink_keys;  // `[kv_heads, sinks, head_dim]`
+    __half* sink_values;  // the same
+    __half* tail_keys;  // `[kv_heads, tail, head_dim]`
+    __half* tail_values;  // the same
+    const uint32_t* table;  // 1024 pairs of halves
+    const uint16_t* key_ends;  // `[kv_heads, head_dim / 2]`: bits up to the end of each step
+    const float* key_factors;  // `[kv_heads, head_dim / 2]`: of points, 0 for steps without bits
+    const float* key_means;  // `[kv_heads, head_dim]`, before the rotation, or null
+    const float2* rotations;  // `[positions, head_dim / 2]`: cosine and sine
+    const uint16_t* value_ends;  // `[head_dim / 2]`
+    const float* value_factors;  // `[head_dim / 2]`
+    const uint32_t* value_signs;  // a bit per dimension
+    float* parts;  // `[splits, heads, 2 head_dim + 2]`
+    uint32_t* counters;  // one per block of heads, 0 before and after
+    float* out;  // `[heads, head_dim]`
+    uint32_t heads;
+    uint32_t kv_heads;
+    uint32_t head_dim;
+    uint32_t sinks;
+    uint32_t window;  // positions behind the pages that stay exact
+    uint32_t tail;  // rows of the ring, at least window + 64
+    uint32_t pages;  // room for pages per head
+    uint32_t key_bits;  // of a string, a multiple of 8
+    uint32_t value_bits;  // the same; every step has some
+    uint32_t multiplier;  // shifted to bit 7
+    uint32_t stages;  // slots of a warp, 1 to 4
+    uint32_t min_span;  // least items of a block
+    uint32_t interleaved;  // rotary pairs are neighbours, else half a head apart
+    float scale;  // of scores
+    float eps;  // of the norms
+    float value_scale;  // of the transform
+};
+static_assert(sizeof(KvShiftStepParams) == 264);
+static_assert(offsetof(KvShiftStepParams, x_q) == 0);
+static_assert(offsetof(KvShiftStepParams, x_k) == 8);
+static_assert(offsetof(KvShiftStepParams, x_v) == 16);
+static_assert(offsetof(KvShiftStepParams, bias) == 24);
+static_assert(offsetof(KvShiftStepParams, q_norm) == 32);
+static_assert(offsetof(KvShiftStepParams, k_norm) == 40);
+static_assert(offsetof(KvShiftStepParams, turns) == 48);
+static_assert(offsetof(KvShiftStepParams, position) == 56);
+static_assert(offsetof(KvShiftStepParams, key_pages) == 64);
+static_assert(offsetof(KvShiftStepParams, value_pages) == 72);
+static_assert(offsetof(KvShiftStepParams, sink_keys) == 80);
+static_assert(offsetof(KvShiftStepParams, sink_values) == 88);
+static_assert(offsetof(KvShiftStepParams, tail_keys) == 96);
+static_assert(offsetof(KvShiftStepParams, tail_values) == 104);
+static_assert(offsetof(KvShiftStepParams, table) == 112);
+static_assert(offsetof(KvShiftStepParams, key_ends) == 120);
+static_assert(offsetof(KvShiftStepParams, key_factors) == 128);
+static_assert(offsetof(KvShiftStepParams, key_means) == 136);
+static_assert(offsetof(KvShiftStepParams, rotations) == 144);
+static_assert(offsetof(KvShiftStepParams, value_ends) == 152);
+static_assert(offsetof(KvShiftStepParams, value_factors) == 160);
+static_assert(offsetof(KvShiftStepParams, value_signs) == 168);
+static_assert(offsetof(KvShiftStepParams, parts) == 176);
+static_assert(offsetof(KvShiftStepParams, counters) == 184);
+static_assert(offsetof(KvShiftStepParams, out) == 192);
+static_assert(offsetof(KvShiftStepParams, heads) == 200);
+static_assert(offsetof(KvShiftStepParams, kv_heads) == 204);
+static_assert(offsetof(KvShiftStepParams, head_dim) == 208);
+static_assert(offsetof(KvShiftStepParams, sinks) == 212);
+static_assert(offsetof(KvShiftStepParams, window) == 216);
+static_assert(offsetof(KvShiftStepParams, tail) == 220);
+static_assert(offsetof(KvShiftStepParams, pages) == 224);
+static_assert(offsetof(KvShiftStepParams, key_bits) == 228);
+static_assert(offsetof(KvShiftStepParams, value_bits) == 232);
+static_assert(offsetof(KvShiftStepParams, multiplier) == 236);
+static_assert(offsetof(KvShiftStepParams, stages) == 240);
+static_assert(offsetof(KvShiftStepParams, min_span) == 244);
+static_assert(offsetof(KvShiftStepParams, interleaved) == 248);
+static_assert(offsetof(KvShiftStepParams, scale) == 252);
+static_assert(offsetof(KvShiftStepParams, eps) == 256);
+static_assert(offsetof(KvShiftStepParams, value_scale) == 260);
+
+// Decode attention over bf16.
+struct KvExactAttendParams {
+    const float* q;  // `[heads, head_dim]`
+    const void* keys;  // `[kv_heads, capacity, head_dim]`
+    const void* values;  // the same
+    const uint32_t* length;  // positions that are there
+    float* parts;  // `[splits, heads, head_dim + 2]`
+    uint32_t* counters;  // one per block of heads, 0 before and after
+    float* out;  // `[heads, head_dim]`
+    uint32_t heads;
+    uint32_t kv_heads;
+    uint32_t capacity;
+    uint32_t min_span;  // least items of a block
+    float scale;  // of scores
+};
+static_assert(sizeof(KvExactAttendParams) == 80);
+static_assert(offsetof(KvExactAttendParams, q) == 0);
+static_assert(offsetof(KvExactAttendParams, keys) == 8);
+static_assert(offsetof(KvExactAttendParams, values) == 16);
+static_assert(offsetof(KvExactAttendParams, length) == 24);
+static_assert(offsetof(KvExactAttendParams, parts) == 32);
+static_assert(offsetof(KvExactAttendParams, counters) == 40);
+static_assert(offsetof(KvExactAttendParams, out) == 48);
+static_assert(offsetof(KvExactAttendParams, heads) == 56);
+static_assert(offsetof(KvExactAttendParams, kv_heads) == 60);
+static_assert(offsetof(KvExactAttendParams, capacity) == 64);
+static_assert(offsetof(KvExactAttendParams, min_span) == 68);
+static_assert(offsetof(KvExactAttendParams, scale) == 72);
+
+// Rows of halves to pages of a bit-shift trellis.
+struct KvShiftEncodeParams {
+    const __half* keys;  // `[layers, kv_heads, rows, row_stride]`, after the rotary embedding
+    const __half* values;  // the same
+    uint8_t* key_pages;  // `[layers, kv_heads, pages, page]`
+    uint8_t* value_pages;  // the same
+    const uint32_t* table;  // 1024 pairs of halves
+    const float* inverses;  // of 256 scales
+    const uint8_t* key_bits;  // `[layers, kv_heads, head_dim / 2]`
+    const float* key_scales;  // the same: of pairs, before the scale of the vector
+    const float* key_targets;  // the same: and after it
+    const float* key_weights;  // the same
+    const float* key_shares;  // `[layers, kv_heads]`: of the sum of squares
+    const float* key_means;  // `[layers, kv_heads, head_dim]` before the embedding, or null
+    const float2* rotations;  // `[positions, head_dim / 2]`
+    const uint8_t* value_bits;  // `[head_dim / 2]`
+    const float* value_targets;  // `[head_dim / 2]`
+    const uint32_t* value_signs;  // `[layers, head_dim / 32]`
+    uint32_t kv_heads;
+    uint32_t head_dim;  // 64 or 128
+    uint32_t rows;  // of a ring: position p is in row p % rows
+    uint32_t row_stride;
+    uint32_t first_page;
+    uint32_t first_position;  // of page 0
+    uint32_t pages;  // room for pages per head
+    uint32_t multiplier;
+    uint32_t interleaved;  // rotary pairs are neighbours, else half a head apart
+    float value_scale;  // of the transform
+    float value_share;
+};
+static_assert(sizeof(KvShiftEncodeParams) == 176);
+static_assert(offsetof(KvShiftEncodeParams, keys) == 0);
+static_assert(offsetof(KvShiftEncodeParams, values) == 8);
+static_assert(offsetof(KvShiftEncodeParams, key_pages) == 16);
+static_assert(offsetof(KvShiftEncodeParams, value_pages) == 24);
+static_assert(offsetof(KvShiftEncodeParams, table) == 32);
+static_assert(offsetof(KvShiftEncodeParams, inverses) == 40);
+static_assert(offsetof(KvShiftEncodeParams, key_bits) == 48);
+static_assert(offsetof(KvShiftEncodeParams, key_scales) == 56);
+static_assert(offsetof(KvShiftEncodeParams, key_targets) == 64);
+static_assert(offsetof(KvShiftEncodeParams, key_weights) == 72);
+static_assert(offsetof(KvShiftEncodeParams, key_shares) == 80);
+static_assert(offsetof(KvShiftEncodeParams, key_means) == 88);
+static_assert(offsetof(KvShiftEncodeParams, rotations) == 96);
+static_assert(offsetof(KvShiftEncodeParams, value_bits) == 104);
+static_assert(offsetof(KvShiftEncodeParams, value_targets) == 112);
+static_assert(offsetof(KvShiftEncodeParams, value_signs) == 120);
+static_assert(offsetof(KvShiftEncodeParams, kv_heads) == 128);
+static_assert(offsetof(KvShiftEncodeParams, head_dim) == 132);
+static_assert(offsetof(KvShiftEncodeParams, rows) == 136);
+static_assert(offsetof(KvShiftEncodeParams, row_stride) == 140);
+static_assert(offsetof(KvShiftEncodeParams, first_page) == 144);
+static_assert(offsetof(KvShiftEncodeParams, first_position) == 148);
+static_assert(offsetof(KvShiftEncodeParams, pages) == 152);
+static_assert(offsetof(KvShiftEncodeParams, multiplier) == 156);
+static_assert(offsetof(KvShiftEncodeParams, interleaved) == 160);
+static_assert(offsetof(KvShiftEncodeParams, value_scale) == 164);
+static_assert(offsetof(KvShiftEncodeParams, value_share) == 168);
+
+// Pages of a bit-shift trellis to rows of halves.
+struct KvShiftDecodeParams {
+    const uint8_t* key_pages;  // `[kv_heads, pages, page]`
+    const uint8_t* value_pages;  // the same
+    __half* keys;  // `[kv_heads, capacity, row_stride]`
+    __half* values;  // the same
+    const uint32_t* table;  // 1024 pairs of halves
+    const uint16_t* key_ends;  // `[kv_heads, head_dim / 2]`
+    const float* key_factors;  // the same: of points
+    const float* key_means;  // `[kv_heads, head_dim]`, or null
+    const float2* rotations;  // `[positions, head_dim / 2]`
+    const uint16_t* value_ends;  // `[head_dim / 2]`
+    const float* value_factors;  // `[head_dim / 2]`
+    const uint32_t* value_signs;  // a bit per dimension
+    uint32_t kv_heads;
+    uint32_t head_dim;  // 64 or 128
+    uint32_t row_stride;
+    uint32_t capacity;  // rows per head: that of a position is its number
+    uint32_t first_page;
+    uint32_t first_position;  // of page 0
+    uint32_t pages;  // room for pages per head
+    uint32_t key_bits;
+    uint32_t value_bits;
+    uint32_t multiplier;
+    uint32_t interleaved;
+    float value_scale;  // of the transform
+};
+static_assert(sizeof(KvShiftDecodeParams) == 144);
+static_assert(offsetof(KvShiftDecodeParams, key_pages) == 0);
+static_assert(offsetof(KvShiftDecodeParams, value_pages) == 8);
+static_assert(offsetof(KvShiftDecodeParams, keys) == 16);
+static_assert(offsetof(KvShiftDecodeParams, values) == 24);
+static_assert(offsetof(KvShiftDecodeParams, table) == 32);
+static_assert(offsetof(KvShiftDecodeParams, key_ends) == 40);
+static_assert(offsetof(KvShiftDecodeParams, key_factors) == 48);
+static_assert(offsetof(KvShiftDecodeParams, key_means) == 56);
+static_assert(offsetof(KvShiftDecodeParams, rotations) == 64);
+static_assert(offsetof(KvShiftDecodeParams, value_ends) == 72);
+static_assert(offsetof(KvShiftDecodeParams, value_factors) == 80);
+static_assert(offsetof(KvShiftDecodeParams, value_signs) == 88);
+static_assert(offsetof(KvShiftDecodeParams, kv_heads) == 96);
+static_assert(offsetof(KvShiftDecodeParams, head_dim) == 100);
+static_assert(offsetof(KvShiftDecodeParams, row_stride) == 104);
+static_assert(offsetof(KvShiftDecodeParams, capacity) == 108);
+static_assert(offsetof(KvShiftDecodeParams, first_page) == 112);
+static_assert(offsetof(KvShiftDecodeParams, first_position) == 116);
+static_assert(offsetof(KvShiftDecodeParams, pages) == 120);
+static_assert(offsetof(KvShiftDecodeParams, key_bits) == 124);
+static_assert(offsetof(KvShiftDecodeParams, value_bits) == 128);
+static_assert(offsetof(KvShiftDecodeParams, multiplier) == 132);
+static_assert(offsetof(KvShiftDecodeParams, interleaved) == 136);
+static_assert(offsetof(KvShiftDecodeParams, value_scale) == 140);
+
+// Rows of positions `first .. end` from one ring to another.
+struct KvCopyRowsParams {
+    const uint4* from_keys;  // `[kv_heads, from_rows, row_vectors]`
+    const uint4* from_values;  // the same
+    uint4* to_keys;  // `[kv_heads, to_rows, row_vectors]`
+    uint4* to_values;  // the same
+    uint32_t kv_heads;
+    uint32_t row_vectors;  // 16 bytes each
+    uint32_t from_rows;
+    uint32_t to_rows;
+    uint32_t first;
+    uint32_t end;
+};
+static_assert(sizeof(KvCopyRowsParams) == 56);
+static_assert(offsetof(KvCopyRowsParams, from_keys) == 0);
+static_assert(offsetof(KvCopyRowsParams, from_values) == 8);
+static_assert(offsetof(KvCopyRowsParams, to_keys) == 16);
+static_assert(offsetof(KvCopyRowsParams, to_values) == 24);
+static_assert(offsetof(KvCopyRowsParams, kv_heads) == 32);
+static_assert(offsetof(KvCopyRowsParams, row_vectors) == 36);
+static_assert(offsetof(KvCopyRowsParams, from_rows) == 40);
+static_assert(offsetof(KvCopyRowsParams, to_rows) == 44);
+static_assert(offsetof(KvCopyRowsParams, first) == 48);
+static_assert(offsetof(KvCopyRowsParams, end) == 52);

@@ -138,6 +138,18 @@ pub(crate) enum Module {
     UnisvqK3,
     /// `unisvq.cu -DBITS=4`
     UnisvqK4,
+    /// `kv_shift_step.cu -DKV_DIM=128`
+    KvShiftStep128,
+    /// `kv_shift_step.cu -DKV_DIM=64`
+    KvShiftStep64,
+    /// `kv_exact_attend.cu -DKV_DIM=128`
+    KvExactAttend,
+    /// `kv_shift_encode.cu -DKV_STATE_BITS=10`
+    KvShiftEncode10,
+    /// `kv_shift_encode.cu -DKV_STATE_BITS=12`
+    KvShiftEncode12,
+    /// `kv_shift_rows.cu`
+    KvShiftRows,
 }
 
 impl Module {
@@ -198,6 +210,12 @@ impl Module {
         Module::UnisvqK2,
         Module::UnisvqK3,
         Module::UnisvqK4,
+        Module::KvShiftStep128,
+        Module::KvShiftStep64,
+        Module::KvExactAttend,
+        Module::KvShiftEncode10,
+        Module::KvShiftEncode12,
+        Module::KvShiftRows,
     ];
 
     /// Its name in `kernels.toml`.
@@ -258,6 +276,12 @@ impl Module {
             Module::UnisvqK2 => "unisvq_k2",
             Module::UnisvqK3 => "unisvq_k3",
             Module::UnisvqK4 => "unisvq_k4",
+            Module::KvShiftStep128 => "kv_shift_step_128",
+            Module::KvShiftStep64 => "kv_shift_step_64",
+            Module::KvExactAttend => "kv_exact_attend",
+            Module::KvShiftEncode10 => "kv_shift_encode_10",
+            Module::KvShiftEncode12 => "kv_shift_encode_12",
+            Module::KvShiftRows => "kv_shift_rows",
         }
     }
 
@@ -521,6 +545,25 @@ impl Module {
                 Entry { name: "unisvq_8", param_bytes: 160 },
                 Entry { name: "unisvq_4_middle", param_bytes: 160 },
                 Entry { name: "unisvq_4_wide", param_bytes: 160 },
+            ],
+            Module::KvShiftStep128 => &[
+                Entry { name: "kv_shift_step", param_bytes: 264 },
+            ],
+            Module::KvShiftStep64 => &[
+                Entry { name: "kv_shift_step", param_bytes: 264 },
+            ],
+            Module::KvExactAttend => &[
+                Entry { name: "kv_exact_attend", param_bytes: 80 },
+            ],
+            Module::KvShiftEncode10 => &[
+                Entry { name: "kv_shift_encode", param_bytes: 176 },
+            ],
+            Module::KvShiftEncode12 => &[
+                Entry { name: "kv_shift_encode", param_bytes: 176 },
+            ],
+            Module::KvShiftRows => &[
+                Entry { name: "kv_shift_decode", param_bytes: 144 },
+                Entry { name: "kv_copy_rows", param_bytes: 56 },
             ],
         }
     }
@@ -1110,6 +1153,60 @@ impl Module {
                     ptx_version: (8, 0),
                     hash: "0d6e1fc87e911c147833fc537016850b545fe98c7b54a9ba1703b7b9135f87ed",
                     ptx: include_str!("../../ptx/unisvq_k4.sm_90a.ptx"),
+                },
+            ],
+            Module::KvShiftStep128 => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "f76741b2998711107172e3fe254b4ba4bfbb9d8f876ca8e70b30b227196668f0",
+                    ptx: include_str!("../../ptx/kv_shift_step_128.sm_80.ptx"),
+                },
+                Image {
+                    target: "sm_90a",
+                    ptx_version: (8, 0),
+                    hash: "21713e49f3a2ea8730c8cecfd4d15384c1ae565ca94e4b65bb366853bb86cac4",
+                    ptx: include_str!("../../ptx/kv_shift_step_128.sm_90a.ptx"),
+                },
+            ],
+            Module::KvShiftStep64 => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "ff75176675dfb27c8a1b5420f2fe43770f1cf4483abc2dd4d887475b5379471f",
+                    ptx: include_str!("../../ptx/kv_shift_step_64.sm_80.ptx"),
+                },
+            ],
+            Module::KvExactAttend => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "6e8b66b21275cc108290c10e2f01fba663450abba511b857abe992908d2ef6f2",
+                    ptx: include_str!("../../ptx/kv_exact_attend.sm_80.ptx"),
+                },
+            ],
+            Module::KvShiftEncode10 => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "edb9e77f19cb5ab050117fb49cd0b43a0d40839abea58f61a2b5c01bf02f5c50",
+                    ptx: include_str!("../../ptx/kv_shift_encode_10.sm_80.ptx"),
+                },
+            ],
+            Module::KvShiftEncode12 => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "2992a8ee4dbd6992c3c7eec1dcba07d3c5ab18ea4180208236dd05be36e73926",
+                    ptx: include_str!("../../ptx/kv_shift_encode_12.sm_80.ptx"),
+                },
+            ],
+            Module::KvShiftRows => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "8ad1d0835684950c6040008e5c810511d5e563e503da022751d29926ecbdc516",
+                    ptx: include_str!("../../ptx/kv_shift_rows.sm_80.ptx"),
                 },
             ],
         }

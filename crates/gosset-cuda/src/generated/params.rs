@@ -2037,3 +2037,400 @@ const _: () = assert!(offset_of!(UniSvqFinishParams, flags) == 80);
 
 // SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
 unsafe impl Params for UniSvqFinishParams {}
+
+/// Rotation, append and attention of one row over pages of a bit-shift trellis and exact rows.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct KvShiftStepParams {
+    /// `const float*`: `[heads, head_dim]`
+    pub(crate) x_q: u64,
+    /// `const float*`: `[kv_heads, head_dim]`
+    pub(crate) x_k: u64,
+    /// `const float*`: `[kv_heads, head_dim]`
+    pub(crate) x_v: u64,
+    /// `const float*`: `[(heads + 2 kv_heads) head_dim]`, or null
+    pub(crate) bias: u64,
+    /// `const float*`: `[head_dim]`, or null
+    pub(crate) q_norm: u64,
+    /// `const float*`: `[head_dim]`, or null
+    pub(crate) k_norm: u64,
+    /// `const double*`: `[head_dim / 2]`, turns per position
+    pub(crate) turns: u64,
+    /// `const uint32_t*`
+    pub(crate) position: u64,
+    /// `const uint8_t*`: `[kv_heads, pages, page]`
+    pub(crate) key_pages: u64,
+    /// `const uint8_t*`: the same
+    pub(crate) value_pages: u64,
+    /// `__half*`: `[kv_heads, sinks, head_dim]`
+    pub(crate) sink_keys: u64,
+    /// `__half*`: the same
+    pub(crate) sink_values: u64,
+    /// `__half*`: `[kv_heads, tail, head_dim]`
+    pub(crate) tail_keys: u64,
+    /// `__half*`: the same
+    pub(crate) tail_values: u64,
+    /// `const uint32_t*`: 1024 pairs of halves
+    pub(crate) table: u64,
+    /// `const uint16_t*`: `[kv_heads, head_dim / 2]`: bits up to the end of each step
+    pub(crate) key_ends: u64,
+    /// `const float*`: `[kv_heads, head_dim / 2]`: of points, 0 for steps without bits
+    pub(crate) key_factors: u64,
+    /// `const float*`: `[kv_heads, head_dim]`, before the rotation, or null
+    pub(crate) key_means: u64,
+    /// `const float2*`: `[positions, head_dim / 2]`: cosine and sine
+    pub(crate) rotations: u64,
+    /// `const uint16_t*`: `[head_dim / 2]`
+    pub(crate) value_ends: u64,
+    /// `const float*`: `[head_dim / 2]`
+    pub(crate) value_factors: u64,
+    /// `const uint32_t*`: a bit per dimension
+    pub(crate) value_signs: u64,
+    /// `float*`: `[splits, heads, 2 head_dim + 2]`
+    pub(crate) parts: u64,
+    /// `uint32_t*`: one per block of heads, 0 before and after
+    pub(crate) counters: u64,
+    /// `float*`: `[heads, head_dim]`
+    pub(crate) out: u64,
+    /// `heads`
+    pub(crate) heads: u32,
+    /// `kv_heads`
+    pub(crate) kv_heads: u32,
+    /// `head_dim`
+    pub(crate) head_dim: u32,
+    /// `sinks`
+    pub(crate) sinks: u32,
+    /// positions behind the pages that stay exact
+    pub(crate) window: u32,
+    /// rows of the ring, at least window + 64
+    pub(crate) tail: u32,
+    /// room for pages per head
+    pub(crate) pages: u32,
+    /// of a string, a multiple of 8
+    pub(crate) key_bits: u32,
+    /// the same; every step has some
+    pub(crate) value_bits: u32,
+    /// shifted to bit 7
+    pub(crate) multiplier: u32,
+    /// slots of a warp, 1 to 4
+    pub(crate) stages: u32,
+    /// least items of a block
+    pub(crate) min_span: u32,
+    /// rotary pairs are neighbours, else half a head apart
+    pub(crate) interleaved: u32,
+    /// of scores
+    pub(crate) scale: f32,
+    /// of the norms
+    pub(crate) eps: f32,
+    /// of the transform
+    pub(crate) value_scale: f32,
+}
+
+const _: () = assert!(size_of::<KvShiftStepParams>() == 264);
+const _: () = assert!(offset_of!(KvShiftStepParams, x_q) == 0);
+const _: () = assert!(offset_of!(KvShiftStepParams, x_k) == 8);
+const _: () = assert!(offset_of!(KvShiftStepParams, x_v) == 16);
+const _: () = assert!(offset_of!(KvShiftStepParams, bias) == 24);
+const _: () = assert!(offset_of!(KvShiftStepParams, q_norm) == 32);
+const _: () = assert!(offset_of!(KvShiftStepParams, k_norm) == 40);
+const _: () = assert!(offset_of!(KvShiftStepParams, turns) == 48);
+const _: () = assert!(offset_of!(KvShiftStepParams, position) == 56);
+const _: () = assert!(offset_of!(KvShiftStepParams, key_pages) == 64);
+const _: () = assert!(offset_of!(KvShiftStepParams, value_pages) == 72);
+const _: () = assert!(offset_of!(KvShiftStepParams, sink_keys) == 80);
+const _: () = assert!(offset_of!(KvShiftStepParams, sink_values) == 88);
+const _: () = assert!(offset_of!(KvShiftStepParams, tail_keys) == 96);
+const _: () = assert!(offset_of!(KvShiftStepParams, tail_values) == 104);
+const _: () = assert!(offset_of!(KvShiftStepParams, table) == 112);
+const _: () = assert!(offset_of!(KvShiftStepParams, key_ends) == 120);
+const _: () = assert!(offset_of!(KvShiftStepParams, key_factors) == 128);
+const _: () = assert!(offset_of!(KvShiftStepParams, key_means) == 136);
+const _: () = assert!(offset_of!(KvShiftStepParams, rotations) == 144);
+const _: () = assert!(offset_of!(KvShiftStepParams, value_ends) == 152);
+const _: () = assert!(offset_of!(KvShiftStepParams, value_factors) == 160);
+const _: () = assert!(offset_of!(KvShiftStepParams, value_signs) == 168);
+const _: () = assert!(offset_of!(KvShiftStepParams, parts) == 176);
+const _: () = assert!(offset_of!(KvShiftStepParams, counters) == 184);
+const _: () = assert!(offset_of!(KvShiftStepParams, out) == 192);
+const _: () = assert!(offset_of!(KvShiftStepParams, heads) == 200);
+const _: () = assert!(offset_of!(KvShiftStepParams, kv_heads) == 204);
+const _: () = assert!(offset_of!(KvShiftStepParams, head_dim) == 208);
+const _: () = assert!(offset_of!(KvShiftStepParams, sinks) == 212);
+const _: () = assert!(offset_of!(KvShiftStepParams, window) == 216);
+const _: () = assert!(offset_of!(KvShiftStepParams, tail) == 220);
+const _: () = assert!(offset_of!(KvShiftStepParams, pages) == 224);
+const _: () = assert!(offset_of!(KvShiftStepParams, key_bits) == 228);
+const _: () = assert!(offset_of!(KvShiftStepParams, value_bits) == 232);
+const _: () = assert!(offset_of!(KvShiftStepParams, multiplier) == 236);
+const _: () = assert!(offset_of!(KvShiftStepParams, stages) == 240);
+const _: () = assert!(offset_of!(KvShiftStepParams, min_span) == 244);
+const _: () = assert!(offset_of!(KvShiftStepParams, interleaved) == 248);
+const _: () = assert!(offset_of!(KvShiftStepParams, scale) == 252);
+const _: () = assert!(offset_of!(KvShiftStepParams, eps) == 256);
+const _: () = assert!(offset_of!(KvShiftStepParams, value_scale) == 260);
+
+// SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
+unsafe impl Params for KvShiftStepParams {}
+
+/// Decode attention over bf16.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct KvExactAttendParams {
+    /// `const float*`: `[heads, head_dim]`
+    pub(crate) q: u64,
+    /// `const void*`: `[kv_heads, capacity, head_dim]`
+    pub(crate) keys: u64,
+    /// `const void*`: the same
+    pub(crate) values: u64,
+    /// `const uint32_t*`: positions that are there
+    pub(crate) length: u64,
+    /// `float*`: `[splits, heads, head_dim + 2]`
+    pub(crate) parts: u64,
+    /// `uint32_t*`: one per block of heads, 0 before and after
+    pub(crate) counters: u64,
+    /// `float*`: `[heads, head_dim]`
+    pub(crate) out: u64,
+    /// `heads`
+    pub(crate) heads: u32,
+    /// `kv_heads`
+    pub(crate) kv_heads: u32,
+    /// `capacity`
+    pub(crate) capacity: u32,
+    /// least items of a block
+    pub(crate) min_span: u32,
+    /// of scores
+    pub(crate) scale: f32,
+}
+
+const _: () = assert!(size_of::<KvExactAttendParams>() == 80);
+const _: () = assert!(offset_of!(KvExactAttendParams, q) == 0);
+const _: () = assert!(offset_of!(KvExactAttendParams, keys) == 8);
+const _: () = assert!(offset_of!(KvExactAttendParams, values) == 16);
+const _: () = assert!(offset_of!(KvExactAttendParams, length) == 24);
+const _: () = assert!(offset_of!(KvExactAttendParams, parts) == 32);
+const _: () = assert!(offset_of!(KvExactAttendParams, counters) == 40);
+const _: () = assert!(offset_of!(KvExactAttendParams, out) == 48);
+const _: () = assert!(offset_of!(KvExactAttendParams, heads) == 56);
+const _: () = assert!(offset_of!(KvExactAttendParams, kv_heads) == 60);
+const _: () = assert!(offset_of!(KvExactAttendParams, capacity) == 64);
+const _: () = assert!(offset_of!(KvExactAttendParams, min_span) == 68);
+const _: () = assert!(offset_of!(KvExactAttendParams, scale) == 72);
+
+// SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
+unsafe impl Params for KvExactAttendParams {}
+
+/// Rows of halves to pages of a bit-shift trellis.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct KvShiftEncodeParams {
+    /// `const __half*`: `[layers, kv_heads, rows, row_stride]`, after the rotary embedding
+    pub(crate) keys: u64,
+    /// `const __half*`: the same
+    pub(crate) values: u64,
+    /// `uint8_t*`: `[layers, kv_heads, pages, page]`
+    pub(crate) key_pages: u64,
+    /// `uint8_t*`: the same
+    pub(crate) value_pages: u64,
+    /// `const uint32_t*`: 1024 pairs of halves
+    pub(crate) table: u64,
+    /// `const float*`: of 256 scales
+    pub(crate) inverses: u64,
+    /// `const uint8_t*`: `[layers, kv_heads, head_dim / 2]`
+    pub(crate) key_bits: u64,
+    /// `const float*`: the same: of pairs, before the scale of the vector
+    pub(crate) key_scales: u64,
+    /// `const float*`: the same: and after it
+    pub(crate) key_targets: u64,
+    /// `const float*`: the same
+    pub(crate) key_weights: u64,
+    /// `const float*`: `[layers, kv_heads]`: of the sum of squares
+    pub(crate) key_shares: u64,
+    /// `const float*`: `[layers, kv_heads, head_dim]` before the embedding, or null
+    pub(crate) key_means: u64,
+    /// `const float2*`: `[positions, head_dim / 2]`
+    pub(crate) rotations: u64,
+    /// `const uint8_t*`: `[head_dim / 2]`
+    pub(crate) value_bits: u64,
+    /// `const float*`: `[head_dim / 2]`
+    pub(crate) value_targets: u64,
+    /// `const uint32_t*`: `[layers, head_dim / 32]`
+    pub(crate) value_signs: u64,
+    /// `kv_heads`
+    pub(crate) kv_heads: u32,
+    /// 64 or 128
+    pub(crate) head_dim: u32,
+    /// of a ring: position p is in row p % rows
+    pub(crate) rows: u32,
+    /// `row_stride`
+    pub(crate) row_stride: u32,
+    /// `first_page`
+    pub(crate) first_page: u32,
+    /// of page 0
+    pub(crate) first_position: u32,
+    /// room for pages per head
+    pub(crate) pages: u32,
+    /// `multiplier`
+    pub(crate) multiplier: u32,
+    /// rotary pairs are neighbours, else half a head apart
+    pub(crate) interleaved: u32,
+    /// of the transform
+    pub(crate) value_scale: f32,
+    /// `value_share`
+    pub(crate) value_share: f32,
+}
+
+const _: () = assert!(size_of::<KvShiftEncodeParams>() == 176);
+const _: () = assert!(offset_of!(KvShiftEncodeParams, keys) == 0);
+const _: () = assert!(offset_of!(KvShiftEncodeParams, values) == 8);
+const _: () = assert!(offset_of!(KvShiftEncodeParams, key_pages) == 16);
+const _: () = assert!(offset_of!(KvShiftEncodeParams, value_pages) == 24);
+const _: () = assert!(offset_of!(KvShiftEncodeParams, table) == 32);
+const _: () = assert!(offset_of!(KvShiftEncodeParams, inverses) == 40);
+const _: () = assert!(offset_of!(KvShiftEncodeParams, key_bits) == 48);
+const _: () = assert!(offset_of!(KvShiftEncodeParams, key_scales) == 56);
+const _: () = assert!(offset_of!(KvShiftEncodeParams, key_targets) == 64);
+const _: () = assert!(offset_of!(KvShiftEncodeParams, key_weights) == 72);
+const _: () = assert!(offset_of!(KvShiftEncodeParams, key_shares) == 80);
+const _: () = assert!(offset_of!(KvShiftEncodeParams, key_means) == 88);
+const _: () = assert!(offset_of!(KvShiftEncodeParams, rotations) == 96);
+const _: () = assert!(offset_of!(KvShiftEncodeParams, value_bits) == 104);
+const _: () = assert!(offset_of!(KvShiftEncodeParams, value_targets) == 112);
+const _: () = assert!(offset_of!(KvShiftEncodeParams, value_signs) == 120);
+const _: () = assert!(offset_of!(KvShiftEncodeParams, kv_heads) == 128);
+const _: () = assert!(offset_of!(KvShiftEncodeParams, head_dim) == 132);
+const _: () = assert!(offset_of!(KvShiftEncodeParams, rows) == 136);
+const _: () = assert!(offset_of!(KvShiftEncodeParams, row_stride) == 140);
+const _: () = assert!(offset_of!(KvShiftEncodeParams, first_page) == 144);
+const _: () = assert!(offset_of!(KvShiftEncodeParams, first_position) == 148);
+const _: () = assert!(offset_of!(KvShiftEncodeParams, pages) == 152);
+const _: () = assert!(offset_of!(KvShiftEncodeParams, multiplier) == 156);
+const _: () = assert!(offset_of!(KvShiftEncodeParams, interleaved) == 160);
+const _: () = assert!(offset_of!(KvShiftEncodeParams, value_scale) == 164);
+const _: () = assert!(offset_of!(KvShiftEncodeParams, value_share) == 168);
+
+// SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
+unsafe impl Params for KvShiftEncodeParams {}
+
+/// Pages of a bit-shift trellis to rows of halves.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct KvShiftDecodeParams {
+    /// `const uint8_t*`: `[kv_heads, pages, page]`
+    pub(crate) key_pages: u64,
+    /// `const uint8_t*`: the same
+    pub(crate) value_pages: u64,
+    /// `__half*`: `[kv_heads, capacity, row_stride]`
+    pub(crate) keys: u64,
+    /// `__half*`: the same
+    pub(crate) values: u64,
+    /// `const uint32_t*`: 1024 pairs of halves
+    pub(crate) table: u64,
+    /// `const uint16_t*`: `[kv_heads, head_dim / 2]`
+    pub(crate) key_ends: u64,
+    /// `const float*`: the same: of points
+    pub(crate) key_factors: u64,
+    /// `const float*`: `[kv_heads, head_dim]`, or null
+    pub(crate) key_means: u64,
+    /// `const float2*`: `[positions, head_dim / 2]`
+    pub(crate) rotations: u64,
+    /// `const uint16_t*`: `[head_dim / 2]`
+    pub(crate) value_ends: u64,
+    /// `const float*`: `[head_dim / 2]`
+    pub(crate) value_factors: u64,
+    /// `const uint32_t*`: a bit per dimension
+    pub(crate) value_signs: u64,
+    /// `kv_heads`
+    pub(crate) kv_heads: u32,
+    /// 64 or 128
+    pub(crate) head_dim: u32,
+    /// `row_stride`
+    pub(crate) row_stride: u32,
+    /// rows per head: that of a position is its number
+    pub(crate) capacity: u32,
+    /// `first_page`
+    pub(crate) first_page: u32,
+    /// of page 0
+    pub(crate) first_position: u32,
+    /// room for pages per head
+    pub(crate) pages: u32,
+    /// `key_bits`
+    pub(crate) key_bits: u32,
+    /// `value_bits`
+    pub(crate) value_bits: u32,
+    /// `multiplier`
+    pub(crate) multiplier: u32,
+    /// `interleaved`
+    pub(crate) interleaved: u32,
+    /// of the transform
+    pub(crate) value_scale: f32,
+}
+
+const _: () = assert!(size_of::<KvShiftDecodeParams>() == 144);
+const _: () = assert!(offset_of!(KvShiftDecodeParams, key_pages) == 0);
+const _: () = assert!(offset_of!(KvShiftDecodeParams, value_pages) == 8);
+const _: () = assert!(offset_of!(KvShiftDecodeParams, keys) == 16);
+const _: () = assert!(offset_of!(KvShiftDecodeParams, values) == 24);
+const _: () = assert!(offset_of!(KvShiftDecodeParams, table) == 32);
+const _: () = assert!(offset_of!(KvShiftDecodeParams, key_ends) == 40);
+const _: () = assert!(offset_of!(KvShiftDecodeParams, key_factors) == 48);
+const _: () = assert!(offset_of!(KvShiftDecodeParams, key_means) == 56);
+const _: () = assert!(offset_of!(KvShiftDecodeParams, rotations) == 64);
+const _: () = assert!(offset_of!(KvShiftDecodeParams, value_ends) == 72);
+const _: () = assert!(offset_of!(KvShiftDecodeParams, value_factors) == 80);
+const _: () = assert!(offset_of!(KvShiftDecodeParams, value_signs) == 88);
+const _: () = assert!(offset_of!(KvShiftDecodeParams, kv_heads) == 96);
+const _: () = assert!(offset_of!(KvShiftDecodeParams, head_dim) == 100);
+const _: () = assert!(offset_of!(KvShiftDecodeParams, row_stride) == 104);
+const _: () = assert!(offset_of!(KvShiftDecodeParams, capacity) == 108);
+const _: () = assert!(offset_of!(KvShiftDecodeParams, first_page) == 112);
+const _: () = assert!(offset_of!(KvShiftDecodeParams, first_position) == 116);
+const _: () = assert!(offset_of!(KvShiftDecodeParams, pages) == 120);
+const _: () = assert!(offset_of!(KvShiftDecodeParams, key_bits) == 124);
+const _: () = assert!(offset_of!(KvShiftDecodeParams, value_bits) == 128);
+const _: () = assert!(offset_of!(KvShiftDecodeParams, multiplier) == 132);
+const _: () = assert!(offset_of!(KvShiftDecodeParams, interleaved) == 136);
+const _: () = assert!(offset_of!(KvShiftDecodeParams, value_scale) == 140);
+
+// SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
+unsafe impl Params for KvShiftDecodeParams {}
+
+/// Rows of positions `first .. end` from one ring to another.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct KvCopyRowsParams {
+    /// `const uint4*`: `[kv_heads, from_rows, row_vectors]`
+    pub(crate) from_keys: u64,
+    /// `const uint4*`: the same
+    pub(crate) from_values: u64,
+    /// `uint4*`: `[kv_heads, to_rows, row_vectors]`
+    pub(crate) to_keys: u64,
+    /// `uint4*`: the same
+    pub(crate) to_values: u64,
+    /// `kv_heads`
+    pub(crate) kv_heads: u32,
+    /// 16 bytes each
+    pub(crate) row_vectors: u32,
+    /// `from_rows`
+    pub(crate) from_rows: u32,
+    /// `to_rows`
+    pub(crate) to_rows: u32,
+    /// `first`
+    pub(crate) first: u32,
+    /// `end`
+    pub(crate) end: u32,
+}
+
+const _: () = assert!(size_of::<KvCopyRowsParams>() == 56);
+const _: () = assert!(offset_of!(KvCopyRowsParams, from_keys) == 0);
+const _: () = assert!(offset_of!(KvCopyRowsParams, from_values) == 8);
+const _: () = assert!(offset_of!(KvCopyRowsParams, to_keys) == 16);
+const _: () = assert!(offset_of!(KvCopyRowsParams, to_values) == 24);
+const _: () = assert!(offset_of!(KvCopyRowsParams, kv_heads) == 32);
+const _: () = assert!(offset_of!(KvCopyRowsParams, row_vectors) == 36);
+const _: () = assert!(offset_of!(KvCopyRowsParams, from_rows) == 40);
+const _: () = assert!(offset_of!(KvCopyRowsParams, to_rows) == 44);
+const _: () = assert!(offset_of!(KvCopyRowsParams, first) == 48);
+const _: () = assert!(offset_of!(KvCopyRowsParams, end) == 52);
+
+// SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
+unsafe impl Params for KvCopyRowsParams {}

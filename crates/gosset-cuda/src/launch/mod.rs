@@ -4,9 +4,11 @@
 
 pub mod ans;
 mod checks;
+pub mod copy;
 mod decoded;
 pub mod dense;
 pub mod fixed;
+pub mod kv;
 pub mod model;
 pub mod probe;
 pub mod quantize;

@@ -163,7 +163,7 @@ impl AttentionShape {
         (self.heads + 2 * self.kv_heads) * self.head_dim
     }
 
-    fn check(&self) -> Result<(), CudaError> {
+    pub(super) fn check(&self) -> Result<(), CudaError> {
         let Self { heads, kv_heads, head_dim, capacity } = *self;
         if kv_heads == 0 || !heads.is_multiple_of(kv_heads) || heads == 0 || heads + 2 * kv_heads > 65_535 {
             return Err(CudaError::shape(
@@ -226,7 +226,7 @@ impl AttentionScratch {
 }
 
 /// Blocks that the query heads of one row are cut into.
-fn head_blocks(shape: &AttentionShape) -> usize {
+pub(super) fn head_blocks(shape: &AttentionShape) -> usize {
     shape.kv_heads * (shape.heads / shape.kv_heads).div_ceil(BLOCK_HEADS)
 }
 
@@ -238,14 +238,18 @@ pub(super) fn expect(what: &'static str, found: usize, expected: Option<usize>) 
     }
 }
 
-fn ptr<T: DeviceType>(slice: Option<DevSlice<'_, T>>) -> u64 {
+pub(super) fn ptr<T: DeviceType>(slice: Option<DevSlice<'_, T>>) -> u64 {
     slice.map_or(0, |s| s.ptr())
 }
 
 /// Whether the kernels of a module wait for their predecessor by themselves, where the device can do that: those that have a text
 /// for such devices.
 fn waits(module: Module) -> bool {
-    matches!(module, Module::ModelOps | Module::ModelAttendF16 | Module::ModelDenseF16 | Module::ModelDenseBf16)
+    use Module as M;
+    matches!(
+        module,
+        M::ModelOps | M::ModelAttendF16 | M::ModelDenseF16 | M::ModelDenseBf16 | M::KvShiftStep128
+    )
 }
 
 /// Launches `entry`.
@@ -418,7 +422,7 @@ pub struct Rope<'a> {
 }
 
 impl Rope<'_> {
-    fn check(&self, shape: &AttentionShape) -> Result<(), CudaError> {
+    pub(super) fn check(&self, shape: &AttentionShape) -> Result<(), CudaError> {
         expect("turns of a rotation", self.turns.len(), Some(shape.head_dim / 2))?;
         expect("position", self.position.len(), Some(1))?;
         for (norm, what) in [(self.q_norm, "norm of queries"), (self.k_norm, "norm of keys")] {
