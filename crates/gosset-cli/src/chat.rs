@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::Args;
-use gosset_runtime::text::{ChatTemplate, Message, Tokenizer};
+use gosset_runtime::text::{Message, Tokenizer};
 use gosset_runtime::{KvCache, LanguageModel, RuntimeError, StopReason, generate_with_cache};
 
 use crate::cli::ThreadArgs;
@@ -13,6 +13,7 @@ use crate::device::DeviceArgs;
 use crate::generate::{SamplingArgs, Streamed, notes, warnings};
 use crate::kv::{self, KvArgs};
 use crate::model::Input;
+use crate::sandbox::Template;
 use crate::{interrupt, output, prompt};
 
 /// Talk with a model.
@@ -56,7 +57,7 @@ pub(crate) fn run(args: &ChatArgs) -> Result<()> {
     let model = args.device.load(&input, &mut device, false)?;
     let tokenizer = model.require_tokenizer()?;
     warnings(&model);
-    let template = prompt::template(&input)?;
+    let template = Template::of(&input)?;
     if template.is_none() {
         output::note("note: the model has no chat template; each line is continued as plain text");
     }
@@ -109,7 +110,7 @@ pub(crate) fn run(args: &ChatArgs) -> Result<()> {
 struct Conversation<'a> {
     model: &'a LanguageModel,
     tokenizer: &'a Tokenizer,
-    template: Option<ChatTemplate>,
+    template: Option<Template>,
     messages: Vec<Message>,
     /// Of the turns so far: a turn computes only what it adds.
     cache: KvCache,

@@ -7,7 +7,10 @@ use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::exit::{Exit, TABLE, error, printable};
-use crate::{chat, completions, dequantize, doctor, generate, inspect, list, merge, quantize, recommend, verify, version};
+use crate::{
+    chat, completions, dequantize, diff, doctor, generate, inspect, list, merge, quantize, recommend, sandbox, verify,
+    version,
+};
 
 /// Compress language models close to the Shannon limit and run them from the compressed file.
 #[derive(Debug, Parser)]
@@ -30,12 +33,15 @@ enum Command {
     Recommend(recommend::RecommendArgs),
     Inspect(inspect::InspectArgs),
     Verify(verify::VerifyArgs),
+    Diff(diff::DiffArgs),
     Dequantize(dequantize::DequantizeArgs),
     Generate(generate::GenerateArgs),
     Chat(chat::ChatArgs),
     List(list::ListArgs),
     Doctor(doctor::DoctorArgs),
     Completions(completions::CompletionsArgs),
+    #[command(name = sandbox::VERB, hide = true)]
+    RenderTemplate(sandbox::RenderArgs),
 }
 
 /// `--threads`, for the commands that compute.
@@ -67,12 +73,14 @@ impl Cli {
             Command::Recommend(args) => done(recommend::run(args)),
             Command::Inspect(args) => done(inspect::run(args)),
             Command::Verify(args) => done(verify::run(args)),
+            Command::Diff(args) => done(diff::run(args)),
             Command::Dequantize(args) => done(dequantize::run(args)),
             Command::Generate(args) => generate::run(args),
             Command::Chat(args) => done(chat::run(args)),
             Command::List(args) => done(list::run(args)),
             Command::Doctor(args) => done(doctor::run(args)),
             Command::Completions(args) => done(completions::run(args)),
+            Command::RenderTemplate(args) => done(sandbox::run(args)),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! `gosset doctor`: what this machine offers and what this build can use of it.
 
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::{env, fs, thread};
 
 use anyhow::Result;
@@ -47,6 +47,8 @@ struct Cpu {
 struct Memory {
     total_bytes: Option<u64>,
     available_bytes: Option<u64>,
+    /// What this process may take at most where it is in a control group with a limit: containers, job schedulers.
+    limit_bytes: Option<u64>,
 }
 
 #[derive(Debug, Serialize)]
@@ -54,6 +56,8 @@ struct Cache {
     /// `None` where no variable of the environment names one.
     path: Option<PathBuf>,
     exists: bool,
+    /// Names of the models in it.
+    models: Vec<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -105,7 +109,11 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<()> {
             threads: thread::available_parallelism().map_or(1, usize::from),
         },
         memory: memory(),
-        cache: Cache { exists: path.as_ref().is_some_and(|path| path.is_dir()), path },
+        cache: Cache {
+            exists: path.as_ref().is_some_and(|path| path.is_dir()),
+            models: path.as_deref().map(models).unwrap_or_default(),
+            path,
+        },
         gpu: gpu(),
     };
     if args.json {
@@ -123,15 +131,16 @@ fn write(report: &Report, out: &mut impl Write) -> io::Result<()> {
     writeln!(out, "gosset     {version}")?;
     let features = if cpu.features.is_empty() { "no vector extension".to_owned() } else { cpu.features.join(" ") };
     writeln!(out, "cpu        {}, {} threads, {features}", cpu.architecture, cpu.threads)?;
-    match memory.available_bytes {
-        Some(_) => {
-            writeln!(out, "memory     {}, {} available", size(memory.total_bytes), size(memory.available_bytes))?
-        }
-        None => writeln!(out, "memory     {}", size(memory.total_bytes))?,
-    }
+    let available = memory.available_bytes.map(|n| format!(", {} available", output::bytes(n))).unwrap_or_default();
+    let limit = memory.limit_bytes.map(|n| format!(", limited to {} here", output::bytes(n))).unwrap_or_default();
+    writeln!(out, "memory     {}{available}{limit}", size(memory.total_bytes))?;
     match &cache.path {
         Some(path) => {
-            let state = if cache.exists { "" } else { " (not there yet)" };
+            let state = match cache.models.as_slice() {
+                _ if !cache.exists => " (not there yet)".to_owned(),
+                [] => ", no models".to_owned(),
+                models => format!(", models: {}", printable(&models.join(", "))),
+            };
             writeln!(out, "cache      {}{state}", printable(&path.display().to_string()))?;
         }
         None => writeln!(out, "cache      none: set GOSSET_CACHE, XDG_CACHE_HOME or HOME")?,
@@ -186,7 +195,29 @@ fn cpu_features() -> Vec<&'static str> {
 
 fn memory() -> Memory {
     let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    Memory { total_bytes: meminfo(&text, "MemTotal"), available_bytes: meminfo(&text, "MemAvailable") }
+    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    Memory {
+        total_bytes: meminfo(&text, "MemTotal"),
+        available_bytes: meminfo(&text, "MemAvailable"),
+        limit_bytes: group_limit(&groups, Path::new("/sys/fs/cgroup")),
+    }
+}
+
+/// The least memory limit of a control group of Linux and those above it; `groups` is `/proc/self/cgroup`.
+fn group_limit(groups: &str, root: &Path) -> Option<u64> {
+    // Version 2 has one tree, and its groups read "max" where they have no limit.
+    let group = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
+    let limit = |group: &Path| fs::read_to_string(root.join(group).join("memory.max")).ok()?.trim().parse::<u64>().ok();
+    Path::new(group).ancestors().filter(|group| !group.has_root()).filter_map(limit).min()
+}
+
+/// Folders of models in the cache, sorted.
+fn models(cache: &Path) -> Vec<String> {
+    let entries = fs::read_dir(cache.join("models")).into_iter().flatten().flatten();
+    let folders = entries.filter(|entry| entry.path().is_dir());
+    let mut names: Vec<String> = folders.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
 }
 
 /// A field of Linux's `/proc/meminfo` in bytes.
@@ -292,5 +323,32 @@ mod tests {
         for odd in ["", "MemTotal", "MemTotal: x kB", "MemTotal: 5 pages", "MemTotalX: 5 kB"] {
             assert_eq!(meminfo(odd, "MemTotal"), None, "{odd:?}");
         }
+    }
+
+    #[test]
+    fn the_least_limit_of_nested_groups_counts() {
+        let root = tempfile::tempdir().unwrap();
+        let group = root.path().join("job/step");
+        fs::create_dir_all(&group).unwrap();
+        let groups = "12:pids:/other\n0::/job/step\n";
+        assert_eq!(group_limit(groups, root.path()), None);
+        fs::write(group.join("memory.max"), "max\n").unwrap();
+        fs::write(root.path().join("job/memory.max"), "4194304\n").unwrap();
+        assert_eq!(group_limit(groups, root.path()), Some(4 << 20));
+        fs::write(group.join("memory.max"), "1048576\n").unwrap();
+        assert_eq!(group_limit(groups, root.path()), Some(1 << 20));
+        for odd in ["", "0::", "1:memory:/job", "0:name:/job"] {
+            assert_eq!(group_limit(odd, root.path()), None, "{odd:?}");
+        }
+    }
+
+    #[test]
+    fn models_of_the_cache_are_its_folders() {
+        let cache = tempfile::tempdir().unwrap();
+        assert_eq!(models(cache.path()), [""; 0]);
+        fs::create_dir_all(cache.path().join("models/b")).unwrap();
+        fs::create_dir_all(cache.path().join("models/a")).unwrap();
+        fs::write(cache.path().join("models/file"), "").unwrap();
+        assert_eq!(models(cache.path()), ["a", "b"]);
     }
 }

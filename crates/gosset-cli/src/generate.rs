@@ -16,6 +16,7 @@ use crate::device::DeviceArgs;
 use crate::exit::{Exit, error};
 use crate::kv::{self, KvArgs};
 use crate::model::Input;
+use crate::sandbox::Template;
 use crate::{interrupt, output, prompt};
 
 /// Continue a text with a model.
@@ -118,7 +119,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<Exit> {
         None => read_stdin()?,
     };
     let ids = if args.chat {
-        let Some(template) = prompt::template(&input)? else {
+        let Some(template) = Template::of(&input)? else {
             let name = args.model.display();
             return Err(error(Exit::MissingPart, format!("{name}: the model has no chat template; leave out --chat")));
         };

@@ -1,4 +1,4 @@
-//! The `gosset` command: quantize, merge, inspect, verify, dequantize, generate, chat.
+//! The `gosset` command: quantize, merge, inspect, verify, diff, dequantize, generate, chat.
 //!
 //! Results go to stdout, everything else to stderr; every error is one line, and its exit code stands in one table ([`exit`]).
 #![forbid(unsafe_code)]
@@ -6,9 +6,11 @@
 mod cache;
 mod chat;
 mod cli;
+mod compare;
 mod completions;
 mod dequantize;
 mod device;
+mod diff;
 mod doctor;
 mod exit;
 mod generate;
@@ -22,7 +24,9 @@ mod output;
 mod progress;
 mod prompt;
 mod quantize;
+mod recipe_check;
 mod recommend;
+mod sandbox;
 mod size;
 mod verify;
 mod version;

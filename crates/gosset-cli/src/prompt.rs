@@ -2,14 +2,9 @@
 
 use anyhow::Result;
 use gosset_runtime::LanguageModel;
-use gosset_runtime::text::{ChatTemplate, Message, Tokenizer};
+use gosset_runtime::text::{Message, Tokenizer};
 
-use crate::model::Input;
-
-/// The chat template of a model, `None` if it has none.
-pub(crate) fn template(input: &Input) -> Result<Option<ChatTemplate>> {
-    Ok(ChatTemplate::from_blobs(input.blob("chat_template.jinja")?, input.blob("tokenizer_config.json")?)?)
-}
+use crate::sandbox::Template;
 
 /// Ids of plain text, with BOS in front where the model's own tokenizer puts it.
 pub(crate) fn raw(tokenizer: &Tokenizer, text: &str) -> Result<Vec<u32>> {
@@ -25,10 +20,10 @@ pub(crate) fn raw(tokenizer: &Tokenizer, text: &str) -> Result<Vec<u32>> {
 pub(crate) fn chat(
     model: &LanguageModel,
     tokenizer: &Tokenizer,
-    template: &ChatTemplate,
+    template: &Template,
     messages: &[Message],
 ) -> Result<Vec<u32>> {
-    let text = template.render(messages, true)?;
+    let text = template.render(messages)?;
     let mut ids = raw(tokenizer, &text)?;
     // Families whose template prints BOS and whose tokenizer adds it under another rule would get two.
     if let Some(bos) = model.config().bos_token_id

@@ -28,5 +28,5 @@ pub use manifest::{
 };
 pub use reader::{CodedTensor, Container, RawTensor};
 pub use unisvq::UniSvqTensor;
-pub use verify::{VerifyProgress, VerifyReport};
+pub use verify::{ValueStatistics, VerifyProgress, VerifyReport};
 pub use writer::{ManifestInfo, Summary, Writer};
