@@ -10,6 +10,8 @@ pub mod kernels;
 #[cfg(feature = "models")]
 pub mod kquants;
 #[cfg(feature = "models")]
+pub mod kv_scores;
+#[cfg(feature = "models")]
 pub mod ppl;
 #[cfg(feature = "models")]
 pub mod rd;

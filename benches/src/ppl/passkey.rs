@@ -28,9 +28,9 @@ pub struct PasskeyArgs {
     /// Seed of keys and texts.
     #[arg(long, value_name = "N", default_value_t = 0, requires = "passkey")]
     pub passkey_seed: u64,
-    /// How prompts are put [default: chat if the model has a template, else plain].
-    #[arg(long, value_enum, value_name = "FORM", requires = "passkey")]
-    pub passkey_form: Option<PromptForm>,
+    /// How prompts are put; small models find keys further back in a plain text.
+    #[arg(long, value_enum, value_name = "FORM", default_value_t = PromptForm::Plain, requires = "passkey")]
+    pub passkey_form: PromptForm,
 }
 
 /// How a prompt is put.
@@ -54,12 +54,11 @@ impl PromptForm {
 /// The prompts of a run, made once with the first tokenizer, which all others have to equal.
 pub(super) struct Passkeys {
     plan: PasskeyPlan,
-    asked_form: Option<PromptForm>,
+    form: PromptForm,
     made: Option<Made>,
 }
 
 struct Made {
-    form: PromptForm,
     prompts: Vec<(Passkey, Vec<u32>)>,
     tokenizer: Tokenizer,
 }
@@ -77,7 +76,7 @@ impl Passkeys {
         contexts.sort_unstable();
         contexts.dedup();
         let plan = PasskeyPlan { contexts, trials: args.passkey_trials, seed: args.passkey_seed };
-        Ok(Self { plan, asked_form: args.passkey_form, made: None })
+        Ok(Self { plan, form: args.passkey_form, made: None })
     }
 
     /// Whether prompts have to be made yet.
@@ -95,13 +94,11 @@ impl Passkeys {
         let (fits, too_long): (Vec<usize>, Vec<usize>) =
             self.plan.contexts.iter().partition(|&&context| context <= max_positions);
         self.plan.contexts = fits;
-        let form = match (self.asked_form, template) {
-            (Some(PromptForm::Chat), None) => bail!("--passkey-form chat: the model has no chat template"),
-            (Some(form), _) => form,
-            (None, Some(_)) => PromptForm::Chat,
-            (None, None) => PromptForm::Plain,
+        let template = match (self.form, template) {
+            (PromptForm::Chat, None) => bail!("--passkey-form chat: the model has no chat template"),
+            (PromptForm::Chat, template) => template,
+            (PromptForm::Plain, _) => None,
         };
-        let template = template.filter(|_| form == PromptForm::Chat);
         let bos = tokenizer.leading_ids().first().copied();
         let mut encode = |text: &str| -> Result<Vec<u32>, Box<dyn Error + Send + Sync>> {
             let text = match template {
@@ -115,7 +112,7 @@ impl Passkeys {
             Ok((passkey, ids))
         });
         let prompts = prompts.collect::<Result<Vec<_>>>().context("--passkey")?;
-        self.made = Some(Made { form, prompts, tokenizer });
+        self.made = Some(Made { prompts, tokenizer });
         let left_out =
             |context| format!("left out: pass keys at {context} tokens, the model's context is {max_positions}");
         Ok(too_long.into_iter().map(left_out).collect())
@@ -150,7 +147,7 @@ impl Passkeys {
         times.push((context, begin.elapsed().as_secs_f64()));
         Ok(results.map(|mut results| {
             for result in &mut results {
-                result.form = made.form.name().to_owned();
+                result.form = self.form.name().to_owned();
                 let time = times.iter().find(|(context, _)| *context == result.context);
                 result.seconds = time.map_or(0.0, |(_, seconds)| *seconds);
             }
@@ -173,7 +170,7 @@ mod tests {
     use super::*;
 
     fn args(contexts: &[usize]) -> PasskeyArgs {
-        PasskeyArgs { passkey: contexts.to_vec(), passkey_trials: 2, passkey_seed: 0, passkey_form: None }
+        PasskeyArgs { passkey: contexts.to_vec(), passkey_trials: 2, passkey_seed: 0, passkey_form: PromptForm::Plain }
     }
 
     fn tokenizer() -> Tokenizer {
@@ -188,23 +185,23 @@ mod tests {
         let left_out = passkeys.make(tokenizer(), None, 1024).unwrap();
         assert!(matches!(&left_out[..], [line] if line.contains("2048") && line.contains("1024")), "{left_out:?}");
         let made = passkeys.made.as_ref().unwrap();
-        assert_eq!((made.prompts.len(), made.form), (2, PromptForm::Plain));
+        assert_eq!(made.prompts.len(), 2);
         assert!(!passkeys.are_missing() && !Passkeys::new(&args(&[])).unwrap().are_missing());
     }
 
     #[test]
-    fn a_template_is_used_unless_the_form_is_plain() {
+    fn a_template_is_used_if_it_is_asked_for() {
         let template = ChatTemplate::new("U:{{ messages[0].content }}\nA:".to_owned(), None, None).unwrap();
         let text_of = |form| {
             let mut passkeys = Passkeys::new(&PasskeyArgs { passkey_form: form, ..args(&[512]) }).unwrap();
             passkeys.make(tokenizer(), Some(&template), 4096).unwrap();
             tokenizer().decode(&passkeys.made.unwrap().prompts[0].1)
         };
-        let (chat, plain) = (text_of(None), text_of(Some(PromptForm::Plain)));
+        let (chat, plain) = (text_of(PromptForm::Chat), text_of(PromptForm::Plain));
         assert!(chat.contains("U:") && chat.ends_with(&format!("A:{PASSKEY_ANSWER_START}")), "{chat}");
         assert!(!plain.contains("U:") && plain.ends_with(&format!("?\n{PASSKEY_ANSWER_START}")), "{plain}");
         let mut passkeys =
-            Passkeys::new(&PasskeyArgs { passkey_form: Some(PromptForm::Chat), ..args(&[512]) }).unwrap();
+            Passkeys::new(&PasskeyArgs { passkey_form: PromptForm::Chat, ..args(&[512]) }).unwrap();
         assert!(passkeys.make(tokenizer(), None, 4096).unwrap_err().to_string().contains("template"));
     }
 

@@ -63,6 +63,49 @@ impl LanguageModel {
         Ok(means.finish())
     }
 
+    /// Shows `see` the number of every layer, its queries `[n, heads * head_dim]` and its keys `[n, kv_heads * head_dim]`, neither rotated,
+    /// while `tokens` go through from an empty cache.
+    ///
+    /// # Errors
+    ///
+    /// [`RuntimeError::Token`] and [`RuntimeError::ContextOverflow`] before any work, [`RuntimeError::KvDevice`] on a device.
+    pub fn see_queries_and_keys(
+        &self,
+        tokens: &[u32],
+        see: &mut dyn FnMut(usize, &[f32], &[f32]),
+    ) -> Result<(), RuntimeError> {
+        self.see_keys(&[tokens], &mut |layer, queries, keys| {
+            see(layer, queries, keys);
+            Ok(())
+        })
+    }
+
+    /// Rotates heads of `head_dim` elements as the model rotates them at their positions: `rows` has `width` elements for each position
+    /// from `first` on.
+    ///
+    /// # Errors
+    ///
+    /// [`RuntimeError::KvDevice`] on a device, [`RuntimeError::Options`] for a width that is not made of whole heads, or rows of another.
+    pub fn rotate_by_position(&self, first: usize, width: usize, rows: &mut [f32]) -> Result<(), RuntimeError> {
+        let head_dim = self.config().head_dim;
+        if width == 0 || !width.is_multiple_of(head_dim) || !rows.len().is_multiple_of(width) {
+            return Err(RuntimeError::Options {
+                option: "rows to rotate".to_owned(),
+                expected: format!("whole rows of whole heads of {head_dim}"),
+                found: format!("{} elements, {width} for each position", rows.len()),
+            });
+        }
+        let rope = self.cpu_decoder()?.rope().table(first..first + rows.len() / width);
+        let mut head = vec![0.0; head_dim];
+        for (i, row) in rows.chunks_exact_mut(width).enumerate() {
+            for out in row.chunks_exact_mut(head_dim) {
+                head.copy_from_slice(out);
+                rope.rotate(first + i, &head, 1.0, out);
+            }
+        }
+        Ok(())
+    }
+
     fn see_keys(&self, sequences: &[&[u32]], see: &mut Seen<'_>) -> Result<(), RuntimeError> {
         sequences.iter().try_for_each(|sequence| self.check_tokens(sequence, 0))?;
         let decoder = self.cpu_decoder()?;
