@@ -265,11 +265,14 @@ pub enum RuntimeError {
     Device(#[from] crate::DeviceError),
     /// A compressed cache was asked for on a device that has no kernels for it.
     #[error(
-        "compressed caches are computed on the CPU, and the model is on {device}: choose the device cpu, or leave the cache in its usual form"
+        "this compressed cache is for the CPU alone, and the model is on {device}: {reason}; choose the device cpu, a cache such as \
+         shift-10@3, or leave the cache in its usual form"
     )]
     KvDevice {
         /// Where the model is.
         device: String,
+        /// What was expected of the cache, and what was found.
+        reason: String,
     },
     /// A compressed cache, or what it is made of.
     #[error(transparent)]

@@ -26,6 +26,9 @@ pub(crate) enum CacheForm {
     Exact(Vec<LayerCache>),
     /// Coded, but for what the policy of the store keeps.
     Coded(Box<CodedCache>),
+    /// Coded on a device; what it is made of, which clones share.
+    #[cfg(feature = "gpu")]
+    Device(std::sync::Arc<crate::gpu::KvPlan>),
 }
 
 /// A state on a device, and how many positions of the cache it holds.
@@ -36,6 +39,19 @@ pub(crate) enum CacheForm {
 pub(crate) struct DeviceState {
     pub(crate) state: Option<Box<crate::gpu::State>>,
     pub(crate) held: usize,
+}
+
+/// Where a pass finds the state of a conversation or puts it, and what it is made of if it is compressed.
+#[cfg(feature = "gpu")]
+pub(crate) type DeviceSlot<'a> = (&'a mut Option<Box<crate::gpu::State>>, Option<&'a std::sync::Arc<crate::gpu::KvPlan>>);
+
+#[cfg(feature = "gpu")]
+impl DeviceState {
+    /// Goes back to at most `len` positions.
+    fn rewind(&mut self, len: usize) {
+        let len = self.held.min(len);
+        self.held = self.state.as_mut().map_or(0, |state| state.rewind(len));
+    }
 }
 
 #[cfg(feature = "gpu")]
@@ -56,6 +72,12 @@ impl KvCache {
         Self::of_form(CacheForm::Coded(Box::new(cache)))
     }
 
+    /// Compressed on a device, without positions.
+    #[cfg(feature = "gpu")]
+    pub(crate) fn on_a_device(plan: std::sync::Arc<crate::gpu::KvPlan>) -> Self {
+        Self::of_form(CacheForm::Device(plan))
+    }
+
     fn of_form(form: CacheForm) -> Self {
         Self {
             form,
@@ -74,6 +96,8 @@ impl KvCache {
                 CacheForm::Exact(layers.iter().map(empty).collect())
             }
             CacheForm::Coded(cache) => CacheForm::Coded(Box::new(cache.emptied())),
+            #[cfg(feature = "gpu")]
+            CacheForm::Device(plan) => CacheForm::Device(std::sync::Arc::clone(plan)),
         })
     }
 
@@ -94,7 +118,8 @@ impl KvCache {
 
     /// Forgets every position from `len` on; does nothing if fewer are held.
     ///
-    /// What a compressed cache has coded stays coded, although a cache that never held more would have it in its exact window.
+    /// What a compressed cache has coded stays coded, although a cache that never held more would have it in its exact window. On a
+    /// device it is as if it had never held more: what that needs goes through the model again with the next tokens.
     pub fn truncate(&mut self, len: usize) {
         if len < self.len() {
             self.cut(len);
@@ -109,12 +134,12 @@ impl KvCache {
                 len
             }
             CacheForm::Coded(cache) => cache.truncate(len),
+            #[cfg(feature = "gpu")]
+            CacheForm::Device(_) => len,
         };
         self.tokens.truncate(len);
         #[cfg(feature = "gpu")]
-        {
-            self.device.held = self.device.held.min(len);
-        }
+        self.device.rewind(len);
     }
 
     /// Forgets positions such that what is left is a common start of the tokens held and of `tokens`; returns how many are left.
@@ -131,11 +156,16 @@ impl KvCache {
         self.len()
     }
 
-    /// Bytes of a compressed cache by cause; `None` for one in f32.
+    /// Bytes of a compressed cache by cause; `None` for one in f32. On a device these are bytes of its memory, and positions that it has
+    /// yet to compute again are not in them.
     pub fn memory(&self) -> Option<KvMemory> {
         match &self.form {
             CacheForm::Exact(_) => None,
             CacheForm::Coded(cache) => Some(cache.memory()),
+            #[cfg(feature = "gpu")]
+            CacheForm::Device(_) => {
+                Some(self.device.state.as_ref().and_then(|state| state.memory(self.device.held)).unwrap_or_default())
+            }
         }
     }
 
@@ -151,6 +181,8 @@ impl KvCache {
                     layers.iter().map(|l| (l.keys.capacity() + l.values.capacity()) * size_of::<f32>()).sum::<usize>()
                 }
                 CacheForm::Coded(cache) => cache.allocated_bytes(),
+                #[cfg(feature = "gpu")]
+                CacheForm::Device(_) => 0,
             }
     }
 
@@ -160,14 +192,25 @@ impl KvCache {
     pub(crate) fn on_device<R>(
         &mut self,
         tokens: &[u32],
-        pass: impl FnOnce(&[u32], usize, &mut Option<Box<crate::gpu::State>>) -> Result<R, crate::RuntimeError>,
+        pass: impl FnOnce(&[u32], usize, DeviceSlot<'_>) -> Result<R, crate::RuntimeError>,
     ) -> Result<R, crate::RuntimeError> {
         let held = self.device.held.min(self.tokens.len());
         let lacking = [&self.tokens[held..], tokens].concat();
-        let result = pass(&lacking, held, &mut self.device.state)?;
-        self.tokens.extend_from_slice(tokens);
-        self.device.held = self.tokens.len();
-        Ok(result)
+        let plan = match &self.form {
+            CacheForm::Exact(_) | CacheForm::Coded(_) => None,
+            CacheForm::Device(plan) => Some(plan),
+        };
+        match pass(&lacking, held, (&mut self.device.state, plan)) {
+            Ok(result) => {
+                self.tokens.extend_from_slice(tokens);
+                self.device.held = self.tokens.len();
+                Ok(result)
+            }
+            Err(error) => {
+                self.device.rewind(held);
+                Err(error)
+            }
+        }
     }
 
     /// Makes the tokens those whose positions the layers hold, after all of them took those of `tokens`.

@@ -10,7 +10,9 @@ use gosset_quantize::ModelSource;
 
 use crate::config::{ModelConfig, generation_eos_ids, parse_config};
 use crate::error::RuntimeError;
-use crate::kv::{CodedCache, PROBE_TOKENS};
+#[cfg(feature = "gpu")]
+use crate::kv::kv_device_gap;
+use crate::kv::{CodedCache, PROBE_TOKENS, Seen};
 use crate::kv_cache::KvCache;
 use crate::models::Decoder;
 use crate::tensor::f32_slice;
@@ -238,9 +240,13 @@ impl LanguageModel {
     ///
     /// # Errors
     ///
-    /// [`RuntimeError::KvDevice`] for a model on a device, [`RuntimeError::Kv`] for a spec that does not fit the model or lacks its probe.
+    /// [`RuntimeError::KvDevice`] for a model on a device that cannot keep such a cache, [`RuntimeError::Kv`] for a spec that does not fit
+    /// the model or lacks its probe.
     pub fn new_kv_cache(&self, spec: &KvSpec, probe: Option<&Probe>) -> Result<KvCache, RuntimeError> {
-        self.cpu_decoder()?;
+        #[cfg(feature = "gpu")]
+        if let Backend::Gpu(decoder) = &self.backend {
+            return Ok(KvCache::on_a_device(decoder.kv_plan(spec, self.kv_shape(), probe)?));
+        }
         let (keys, values) = spec.codecs(self.kv_shape(), probe)?;
         let store = KvStore::new(self.kv_shape(), spec.policy, keys, values, &spec.protect)?;
         self.kv_cache_over(store, spec.keys_before_rope)
@@ -262,6 +268,15 @@ impl LanguageModel {
             });
         }
         Ok(KvCache::coded(CodedCache::new(store, keys_before_rope, decoder.rope())))
+    }
+
+    /// Why this model cannot have a cache of `spec` where it is; `None` if it can, and always on the processor.
+    pub fn kv_gap(&self, spec: &KvSpec) -> Option<String> {
+        match &self.backend {
+            Backend::Cpu(_) => None,
+            #[cfg(feature = "gpu")]
+            Backend::Gpu(_) => kv_device_gap(spec, Some(self.config.head_dim)),
+        }
     }
 
     /// What [`new_kv_cache`](Self::new_kv_cache) takes for `spec`: a probe of [`PROBE_TOKENS`] tokens if it wants one.
@@ -291,12 +306,25 @@ impl LanguageModel {
         Ok(notice)
     }
 
+    /// Shows `see` the queries and keys of every layer, neither rotated, while `tokens` go through from an empty cache that nobody will
+    /// ask for; on a device layers are seen in turn for every chunk of the tokens.
+    pub(crate) fn see_keys_of(&self, tokens: &[u32], see: &mut Seen<'_>) -> Result<(), RuntimeError> {
+        match &self.backend {
+            Backend::Cpu(decoder) => decoder.probe(tokens, see),
+            #[cfg(feature = "gpu")]
+            Backend::Gpu(decoder) => decoder.probe(tokens, see),
+        }
+    }
+
     /// The decoder of a model whose memory is the processor's.
     pub(crate) fn cpu_decoder(&self) -> Result<&Decoder, RuntimeError> {
         match &self.backend {
             Backend::Cpu(decoder) => Ok(decoder),
             #[cfg(feature = "gpu")]
-            Backend::Gpu(_) => Err(RuntimeError::KvDevice { device: "a CUDA device".to_owned() }),
+            Backend::Gpu(_) => Err(RuntimeError::KvDevice {
+                device: "a CUDA device".to_owned(),
+                reason: "found codecs of another crate".to_owned(),
+            }),
         }
     }
 
@@ -310,8 +338,8 @@ impl LanguageModel {
             Backend::Cpu(decoder) => decoder.forward(tokens, cache, &mut |_, _| Ok(())),
             #[cfg(feature = "gpu")]
             Backend::Gpu(decoder) => {
-                let hidden = cache.on_device(tokens, |all, held, state| {
-                    decoder.forward(all, held, state).map(|hidden| {
+                let hidden = cache.on_device(tokens, |all, held, slot| {
+                    decoder.forward(all, held, slot).map(|hidden| {
                         // What was held before and went through again is not asked for.
                         hidden[hidden.len() - tokens.len() * self.config.hidden_size..].to_vec()
                     })
@@ -348,7 +376,7 @@ impl LanguageModel {
             }
             #[cfg(feature = "gpu")]
             Backend::Gpu(decoder) => {
-                cache.on_device(tokens, |all, held, state| decoder.next_logits(all, held, state, cancelled))
+                cache.on_device(tokens, |all, held, slot| decoder.next_logits(all, held, slot, cancelled))
             }
         }
     }

@@ -7,6 +7,7 @@
 //! | [`Linear`] | a layer over dense, coded or stored weights, as candle's `Module` |
 //! | [`DeviceChoice`] | the device a person asks for, opened or refused with a reason |
 //! | [`KvCache`] | the state of one conversation, in f32 or compressed |
+//! | [`kv_device_gap`] | why a device cannot keep a compressed cache of some specification |
 //! | [`KeyMeans`] | whether the keys of a model lie so far off zero that a cache has to know |
 //! | [`generate`](fn@generate) | text, streamed without splitting characters |
 //! | [`generate_with_cache`] | the next turn of a conversation, without computing the earlier ones again |
@@ -66,7 +67,7 @@ pub use config::ModelConfig;
 pub use device::{ComputeDevice, DeviceChoice, DeviceError};
 pub use error::RuntimeError;
 pub use generate::{GenerateOptions, Generation, Receiver, StopReason, generate, generate_with_cache};
-pub use kv::{CHECK_TOKENS, KeyMeans, PROBE_TOKENS};
+pub use kv::{CHECK_TOKENS, KeyMeans, PROBE_TOKENS, kv_device_gap};
 pub use kv_cache::KvCache;
 pub use language_model::{Device, LOGIT_SLICE, LanguageModel, LoadOptions, Resident};
 pub use linear::{Linear, StoredRows};

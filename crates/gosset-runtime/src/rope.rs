@@ -60,8 +60,7 @@ impl RopeFrequencies {
         Self { inv_freq }
     }
 
-    /// Turns per position of each pair, which a device reduces to the last one before it takes sines.
-    #[cfg(feature = "gpu")]
+    /// Turns per position of each pair, which are reduced to the last one before sines are taken.
     pub(crate) fn turns(&self) -> Vec<f64> {
         self.inv_freq.iter().map(|f| f / std::f64::consts::TAU).collect()
     }

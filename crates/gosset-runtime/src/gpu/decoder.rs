@@ -6,12 +6,16 @@ use gosset_cuda::launch::model::{
     AttentionShape, Delta, Rope, attend, attend_step, embed, read, rmsnorm, rope_append, silu_mul,
 };
 use gosset_cuda::{Buffer, CudaError, DevSlice, Gpu, Graph, StreamRef};
+use gosset_kv::{KvShape, KvSpec, Probe};
 
 use super::linear::{DenseWeights, DeviceLinear, LoadNotes, Needs, Stack};
-use super::state::{Cache, State, Step, Widths, range};
+use super::kv_plan::KvPlan;
+use super::state::{Cache, CacheForm, State, Step, Widths, range};
+use super::watcher::Watcher;
 use super::{CacheType, GpuDevice, GpuOptions};
 use crate::config::ModelConfig;
 use crate::error::RuntimeError;
+use crate::kv::Seen;
 use crate::language_model::Watch;
 use crate::linear::Linear;
 use crate::models::{EMBEDDING, FINAL_NORM, HEAD};
@@ -21,6 +25,9 @@ use crate::weights::{Stored, Weights};
 
 /// Positions that a cache has room for from the start, unless an option says otherwise.
 const DEFAULT_CONTEXT: usize = 4096;
+
+/// Positions that a compressed cache has room for from the start, unless an option says otherwise or more are needed.
+const CODED_CONTEXT: usize = 1024;
 
 /// Plain steps before one is captured: the first loads the modules.
 const WARM_STEPS: u32 = 2;
@@ -183,6 +190,10 @@ impl GpuDecoder {
         &self.options
     }
 
+    pub(super) fn attention_shape(&self) -> &AttentionShape {
+        &self.shape
+    }
+
     /// The matrix of the embedding, if it is on the device.
     pub(super) fn table(&self) -> Option<&DeviceLinear> {
         match &self.embedding {
@@ -193,7 +204,17 @@ impl GpuDecoder {
 
     /// A state with room for the positions of the options.
     pub(super) fn default_state(&self) -> Result<State, RuntimeError> {
-        self.new_state(self.shape.capacity)
+        self.new_state(self.shape.capacity, None)
+    }
+
+    /// What compressed caches of `spec` are made of.
+    pub(crate) fn kv_plan(
+        &self,
+        spec: &KvSpec,
+        shape: KvShape,
+        probe: Option<&Probe>,
+    ) -> Result<Arc<KvPlan>, RuntimeError> {
+        Ok(Arc::new(KvPlan::new(spec, shape, self.shape.heads, probe, &self.gpu.info().name)?))
     }
 
     /// What a user should know about how the model is held.
@@ -235,9 +256,30 @@ impl GpuDecoder {
         }
     }
 
-    fn new_state(&self, capacity: usize) -> Result<State, RuntimeError> {
+    fn new_state(&self, capacity: usize, plan: Option<&Arc<KvPlan>>) -> Result<State, RuntimeError> {
         let shape = AttentionShape { capacity, ..self.shape };
-        State::new(&self.gpu, shape, (self.widths, self.needs), self.layers.len(), self.options.cache)
+        let form = plan.map_or(CacheForm::Exact(self.options.cache), CacheForm::Coded);
+        State::new(&self.gpu, shape, (self.widths, self.needs), self.layers.len(), form)
+    }
+
+    /// The state of a conversation, made if there is none, with room for `positions` or more.
+    fn state_in<'s>(
+        &self,
+        slot: &'s mut Option<Box<State>>,
+        plan: Option<&Arc<KvPlan>>,
+        positions: usize,
+    ) -> Result<&'s mut State, RuntimeError> {
+        Ok(match slot {
+            Some(state) => state,
+            None => {
+                // Pages take little room only if there are no more of them than are needed.
+                let capacity = match (plan, self.options.context) {
+                    (Some(_), None) => CODED_CONTEXT.max(positions).min(self.max_positions),
+                    _ => self.shape.capacity,
+                };
+                slot.insert(Box::new(self.new_state(capacity, plan)?))
+            }
+        })
     }
 
     /// Rows that go through the model at once.
@@ -255,7 +297,7 @@ impl GpuDecoder {
         let known = idle().pop();
         let mut state = match known {
             Some(state) => state,
-            None => self.new_state(positions)?,
+            None => self.new_state(positions, None)?,
         };
         let result = use_state(&mut state);
         if result.is_ok() {
@@ -269,15 +311,12 @@ impl GpuDecoder {
         &self,
         tokens: &[u32],
         held: usize,
-        slot: &mut Option<Box<State>>,
+        (slot, plan): (&mut Option<Box<State>>, Option<&Arc<KvPlan>>),
         cancelled: &mut dyn FnMut() -> bool,
     ) -> Result<Vec<f32>, RuntimeError> {
-        let state = match slot {
-            Some(state) => state,
-            None => slot.insert(Box::new(self.new_state(self.shape.capacity)?)),
-        };
         let total = held + tokens.len();
-        state.reserve(&self.gpu, (held, total, self.max_positions), tokens.len().min(self.chunk()), 1)?;
+        let state = self.state_in(slot, plan, total)?;
+        state.reserve(&self.gpu, (held, total, self.max_positions), tokens.len().min(state.chunk()), 1)?;
         let chunk = state.activations.rows;
         let mut at = held;
         for part in tokens.chunks(chunk) {
@@ -289,7 +328,7 @@ impl GpuDecoder {
                 self.step(state, at, part[0])?;
             } else {
                 self.prepare(state, at, part)?;
-                self.hidden(state, part.len(), &mut None)?;
+                self.hidden(state, part.len(), &mut Watcher::Nobody)?;
                 if last {
                     self.launch_logits(state, part.len() - 1, 1)?;
                 }
@@ -307,18 +346,20 @@ impl GpuDecoder {
         &self,
         tokens: &[u32],
         held: usize,
-        slot: &mut Option<Box<State>>,
+        (slot, plan): (&mut Option<Box<State>>, Option<&Arc<KvPlan>>),
     ) -> Result<Vec<f32>, RuntimeError> {
-        let state = match slot {
-            Some(state) => state,
-            None => slot.insert(Box::new(self.new_state(self.shape.capacity)?)),
-        };
-        self.forward_in(tokens, held, state, &mut None)
+        let state = self.state_in(slot, plan, held + tokens.len())?;
+        self.forward_in(tokens, held, state, &mut Watcher::Nobody)
     }
 
     /// [`forward`](Self::forward) from no positions, in a state that nobody keeps.
     pub(crate) fn forward_once(&self, tokens: &[u32], watch: &mut Watch<'_>) -> Result<Vec<f32>, RuntimeError> {
-        self.with_idle(tokens.len(), |state| self.forward_in(tokens, 0, state, &mut Some(watch)))
+        self.with_idle(tokens.len(), |state| self.forward_in(tokens, 0, state, &mut Watcher::Residual(watch)))
+    }
+
+    /// Shows `see` the queries and keys of every layer, neither rotated, while `tokens` go through a state that nobody keeps.
+    pub(crate) fn probe(&self, tokens: &[u32], see: &mut Seen<'_>) -> Result<(), RuntimeError> {
+        self.with_idle(tokens.len(), |state| self.forward_in(tokens, 0, state, &mut Watcher::Keys(see)).map(|_| ()))
     }
 
     fn forward_in(
@@ -326,10 +367,10 @@ impl GpuDecoder {
         tokens: &[u32],
         held: usize,
         state: &mut State,
-        watch: &mut Option<&mut Watch<'_>>,
+        watch: &mut Watcher<'_, '_>,
     ) -> Result<Vec<f32>, RuntimeError> {
         let hidden = self.widths.hidden;
-        let rows = tokens.len().min(self.chunk());
+        let rows = tokens.len().min(state.chunk());
         state.reserve(&self.gpu, (held, held + tokens.len(), self.max_positions), rows, 1)?;
         let mut out = vec![0f32; tokens.len() * hidden];
         let mut at = held;
@@ -375,7 +416,7 @@ impl GpuDecoder {
             let mut at = 0;
             for part in tokens.chunks(rows) {
                 self.prepare(state, at, part)?;
-                self.hidden(state, part.len(), &mut None)?;
+                self.hidden(state, part.len(), &mut Watcher::Nobody)?;
                 let wanted = positions.start.max(at)..positions.end.min(at + part.len());
                 for first in wanted.clone().step_by(slice) {
                     let n = slice.min(wanted.end - first);
@@ -393,6 +434,7 @@ impl GpuDecoder {
 
     /// Puts position and tokens on the device, and with them the embeddings if those are made on the processor.
     fn prepare(&self, state: &mut State, position: usize, tokens: &[u32]) -> Result<(), RuntimeError> {
+        state.begin(&self.gpu, position, tokens.len())?;
         state.set_inputs(position, tokens)?;
         if let Table::Host { rows, .. } = &self.embedding {
             let x = rows.gather(tokens)?;
@@ -415,7 +457,7 @@ impl GpuDecoder {
         if let Step::Captured(graph) = &state.step {
             return Ok(graph.launch(state.stream.as_ref())?);
         }
-        self.hidden(state, 1, &mut None)?;
+        self.hidden(state, 1, &mut Watcher::Nobody)?;
         self.launch_logits(state, 0, 1)
     }
 
@@ -425,7 +467,7 @@ impl GpuDecoder {
         let own = std::mem::replace(&mut state.stream, stream);
         let result = Graph::capture(&own, |captured| {
             let work =
-                self.hidden_on(captured, state, 1, &mut None).and_then(|()| self.logits_on(captured, state, 0, 1));
+                self.hidden_on(captured, state, 1, &mut Watcher::Nobody).and_then(|()| self.logits_on(captured, state, 0, 1));
             if self.options.break_capture {
                 // Waiting cannot be captured.
                 captured.synchronize()?;
@@ -440,7 +482,7 @@ impl GpuDecoder {
     }
 
     /// Launches the layers for `n` rows; the hidden states after the final norm are in `normed`.
-    fn hidden(&self, state: &mut State, n: usize, watch: &mut Option<&mut Watch<'_>>) -> Result<(), RuntimeError> {
+    fn hidden(&self, state: &mut State, n: usize, watch: &mut Watcher<'_, '_>) -> Result<(), RuntimeError> {
         let stream = state.stream.clone();
         self.hidden_on(stream.as_ref(), state, n, watch)
     }
@@ -450,7 +492,7 @@ impl GpuDecoder {
         stream: StreamRef<'_>,
         state: &mut State,
         n: usize,
-        watch: &mut Option<&mut Watch<'_>>,
+        watch: &mut Watcher<'_, '_>,
     ) -> Result<(), RuntimeError> {
         let gpu = &self.gpu;
         let State { shape, cache, scratch, activations: a, inputs, workspace: ws, .. } = state;
@@ -489,6 +531,7 @@ impl GpuDecoder {
                 position,
             };
             let qkv = layer.qkv.rows_of::<3>(a.qkv.as_slice().slice(0..qkv_len)?, n)?;
+            self.show_keys(stream, i, &rope, qkv, n, watch)?;
             let (mut q, out) = (a.q.as_mut().slice(0..q_len)?, a.attended.as_mut().slice(0..q_len)?);
             let own = range(shape, i);
             macro_rules! attention {
@@ -505,6 +548,8 @@ impl GpuDecoder {
             match cache {
                 Cache::F16(keys, values) => attention!(keys, values),
                 Cache::F32(keys, values) => attention!(keys, values),
+                Cache::Coded(coded) if n == 1 => coded.step(gpu, stream, i, &rope, qkv, out)?,
+                Cache::Coded(coded) => coded.prompt(gpu, stream, i, &rope, qkv, q, out)?,
             }
             let attended = a.attended.as_slice().slice(0..q_len)?;
             layer.o.forward(gpu, stream, attended, false, n, a.delta.as_mut().slice(0..hidden)?, ws)?;
@@ -537,32 +582,6 @@ impl GpuDecoder {
         let delta = (!self.layers.is_empty()).then_some(&a.delta);
         norm(gpu, stream, (&mut a.x, &mut a.normed), delta, bias, &self.norm, self.eps, None, hidden)?;
         self.show(stream, "model.norm", a.normed.as_slice().slice(0..hidden)?, None, None, watch)
-    }
-
-    /// Hands a watcher what the residual stream is, or will be when the next norm has added `delta`.
-    fn show(
-        &self,
-        stream: StreamRef<'_>,
-        name: &str,
-        x: DevSlice<'_, f32>,
-        delta: Option<DevSlice<'_, f32>>,
-        bias: Option<&Buffer<f32>>,
-        watch: &mut Option<&mut Watch<'_>>,
-    ) -> Result<(), RuntimeError> {
-        let Some(watch) = watch else { return Ok(()) };
-        let fetch = |from: DevSlice<'_, f32>| {
-            let mut out = vec![0f32; from.len()];
-            read(&self.gpu, stream, from, &mut out).map(|()| out)
-        };
-        let mut x = fetch(x)?;
-        if let Some(delta) = delta {
-            x.iter_mut().zip(fetch(delta)?).for_each(|(x, d)| *x += d);
-        }
-        if let Some(bias) = bias {
-            let bias = fetch(bias.as_slice())?;
-            x.chunks_mut(bias.len()).for_each(|row| row.iter_mut().zip(&bias).for_each(|(x, b)| *x += b));
-        }
-        watch(name, &x)
     }
 
     /// Launches the head for `n` rows of `normed` from `first` on.

@@ -16,9 +16,13 @@
 //! ```
 
 mod decoder;
+mod kv_plan;
+mod kv_state;
+mod ledger;
 mod linear;
 mod random;
 mod state;
+mod watcher;
 
 pub use gosset_cuda::{CudaError, Gpu, GpuInfo, OpenOptions, device_names};
 
@@ -28,6 +32,7 @@ use crate::error::RuntimeError;
 use crate::language_model::Device;
 
 pub(crate) use decoder::GpuDecoder;
+pub(crate) use kv_plan::KvPlan;
 #[cfg(feature = "cuda")]
 pub(crate) use linear::{DeviceLinear, Needs, Workspace};
 pub(crate) use state::State;

@@ -7,6 +7,7 @@ use gosset_cuda::{Buffer, CudaError, Event, Gpu, Graph, StreamRef};
 use super::decoder::{GpuDecoder, Layer, Table};
 use super::linear::{DenseWeights, DeviceLinear, Stack};
 use super::state::State;
+use super::watcher::Watcher;
 use super::{GpuDevice, GpuOptions};
 use crate::config::ModelConfig;
 use crate::error::RuntimeError;
@@ -203,7 +204,7 @@ impl RandomModel {
     }
 
     fn launch_step_on(&mut self, stream: StreamRef<'_>) -> Result<(), RuntimeError> {
-        self.decoder.hidden_on(stream, &mut self.state, 1, &mut None)?;
+        self.decoder.hidden_on(stream, &mut self.state, 1, &mut Watcher::Nobody)?;
         self.decoder.logits_on(stream, &mut self.state, 0, 1)?;
         let State { argmax, inputs, logits, .. } = &mut self.state;
         let (position, token) = inputs.as_mut().split_at(1)?;

@@ -1,10 +1,15 @@
 //! What one conversation holds on the device: keys and values, activations, a stream, the captured step.
 
+use std::sync::Arc;
+
 use gosset_cuda::launch::model::{Argmax, AttentionScratch, AttentionShape, copy_cache};
 use gosset_cuda::{Buffer, Gpu, Graph, Stream, StreamRef};
+use gosset_kv::KvMemory;
 use half::f16;
 
 use super::CacheType;
+use super::kv_plan::{KvPlan, PROMPT_ROWS};
+use super::kv_state::KvState;
 use super::linear::{Needs, Workspace};
 use crate::error::RuntimeError;
 
@@ -45,27 +50,72 @@ impl Widths {
     }
 }
 
-/// Keys and values of all layers, `[layers, kv_heads, capacity, head_stride]` each.
+/// How keys and values are to be held.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum CacheForm<'a> {
+    Exact(CacheType),
+    Coded(&'a Arc<KvPlan>),
+}
+
+/// Keys and values of all layers; exact ones `[layers, kv_heads, capacity, head_stride]` each.
 #[derive(Debug)]
 pub(crate) enum Cache {
     F16(Buffer<f16>, Buffer<f16>),
     F32(Buffer<f32>, Buffer<f32>),
+    Coded(Box<KvState>),
 }
 
 impl Cache {
-    fn new(gpu: &Gpu, kind: CacheType, len: usize) -> Result<Self, RuntimeError> {
-        Ok(match kind {
-            CacheType::F16 => Self::F16(gpu.alloc(len)?, gpu.alloc(len)?),
-            CacheType::F32 => Self::F32(gpu.alloc(len)?, gpu.alloc(len)?),
+    fn new(gpu: &Gpu, form: CacheForm<'_>, shape: &AttentionShape, n_layers: usize) -> Result<Self, RuntimeError> {
+        let len = n_layers * shape.cache_len();
+        Ok(match form {
+            CacheForm::Exact(CacheType::F16) => Self::F16(gpu.alloc(len)?, gpu.alloc(len)?),
+            CacheForm::Exact(CacheType::F32) => Self::F32(gpu.alloc(len)?, gpu.alloc(len)?),
+            CacheForm::Coded(plan) => Self::Coded(Box::new(KvState::new(gpu, plan, shape)?)),
         })
     }
 
+    /// Makes room for the positions of `new` instead of those of `old`; the first `held` stay.
+    fn grow(
+        &mut self,
+        gpu: &Gpu,
+        stream: StreamRef<'_>,
+        (old, new): (&AttentionShape, &AttentionShape),
+        n_layers: usize,
+        held: usize,
+    ) -> Result<(), RuntimeError> {
+        macro_rules! grown {
+            ($from:expr) => {{
+                let mut grown = gpu.alloc(n_layers * new.cache_len())?;
+                for layer in 0..n_layers {
+                    let from = $from.as_slice().slice(range(old, layer))?;
+                    copy_cache(gpu, stream, (old, from), (new, grown.as_mut().slice(range(new, layer))?), held)?;
+                }
+                grown
+            }};
+        }
+        match self {
+            Self::F16(k, v) => {
+                let (keys, values) = (grown!(k), grown!(v));
+                stream.synchronize()?;
+                (*k, *v) = (keys, values);
+            }
+            Self::F32(k, v) => {
+                let (keys, values) = (grown!(k), grown!(v));
+                stream.synchronize()?;
+                (*k, *v) = (keys, values);
+            }
+            Self::Coded(coded) => coded.grow(gpu, stream, new.capacity)?,
+        }
+        Ok(())
+    }
+
     pub(crate) fn bytes(&self) -> u64 {
-        let bytes = match self {
-            Self::F16(k, v) => k.bytes() + v.bytes(),
-            Self::F32(k, v) => k.bytes() + v.bytes(),
-        };
-        bytes as u64
+        match self {
+            Self::F16(k, v) => (k.bytes() + v.bytes()) as u64,
+            Self::F32(k, v) => (k.bytes() + v.bytes()) as u64,
+            Self::Coded(coded) => coded.bytes(),
+        }
     }
 }
 
@@ -132,7 +182,6 @@ pub(crate) struct State {
     widths: Widths,
     needs: Needs,
     n_layers: usize,
-    kind: CacheType,
 }
 
 impl State {
@@ -142,12 +191,12 @@ impl State {
         shape: AttentionShape,
         (widths, needs): (Widths, Needs),
         n_layers: usize,
-        kind: CacheType,
+        form: CacheForm<'_>,
     ) -> Result<Self, RuntimeError> {
         Ok(Self {
             step: Step::Plain(0),
             shape,
-            cache: Cache::new(gpu, kind, n_layers * shape.cache_len())?,
+            cache: Cache::new(gpu, form, &shape, n_layers)?,
             scratch: AttentionScratch::new(gpu, &shape)?,
             activations: Activations::new(gpu, &widths, &shape, 1)?,
             workspace: Workspace::new(gpu, needs, 1)?,
@@ -158,7 +207,6 @@ impl State {
             widths,
             needs,
             n_layers,
-            kind,
         })
     }
 
@@ -176,29 +224,8 @@ impl State {
         if positions > self.shape.capacity {
             let capacity = positions.max(2 * self.shape.capacity).min(limit.max(positions));
             let shape = AttentionShape { capacity, ..self.shape };
-            let mut cache = Cache::new(gpu, self.kind, self.n_layers * shape.cache_len())?;
-            let stream = self.stream.as_ref();
-            for layer in 0..self.n_layers {
-                let (from, to) = (range(&self.shape, layer), range(&shape, layer));
-                let (old, new) = (&self.shape, &shape);
-                match (&self.cache, &mut cache) {
-                    (Cache::F16(k, v), Cache::F16(nk, nv)) => {
-                        for (b, nb) in [(k, nk), (v, nv)] {
-                            let from = (old, b.as_slice().slice(from.clone())?);
-                            copy_cache(gpu, stream, from, (new, nb.as_mut().slice(to.clone())?), held)?;
-                        }
-                    }
-                    (Cache::F32(k, v), Cache::F32(nk, nv)) => {
-                        for (b, nb) in [(k, nk), (v, nv)] {
-                            let from = (old, b.as_slice().slice(from.clone())?);
-                            copy_cache(gpu, stream, from, (new, nb.as_mut().slice(to.clone())?), held)?;
-                        }
-                    }
-                    _ => unreachable!("both were made for the same type"),
-                }
-            }
-            self.stream.synchronize()?;
-            (self.shape, self.cache, moved) = (shape, cache, true);
+            self.cache.grow(gpu, self.stream.as_ref(), (&self.shape, &shape), self.n_layers, held)?;
+            (self.shape, moved) = (shape, true);
         }
         if rows > self.activations.rows {
             // Prompts of any length share the size of a whole chunk.
@@ -230,6 +257,48 @@ impl State {
         Ok(self.inputs.write_on(stream, &inputs)?)
     }
 
+    /// Rows that go through the model at once.
+    pub(crate) fn chunk(&self) -> usize {
+        let rows = self.widths.chunk(&self.shape);
+        match &self.cache {
+            Cache::F16(..) | Cache::F32(..) => rows,
+            Cache::Coded(_) => rows.min(PROMPT_ROWS),
+        }
+    }
+
+    /// Prepares the cache for `rows` rows from `position` on.
+    pub(crate) fn begin(&mut self, gpu: &Gpu, position: usize, rows: usize) -> Result<(), RuntimeError> {
+        match &mut self.cache {
+            Cache::F16(..) | Cache::F32(..) => Ok(()),
+            Cache::Coded(coded) => coded.begin(gpu, self.stream.as_ref(), &self.shape, position, rows),
+        }
+    }
+
+    /// Goes back to `len` positions, or to fewer that can be continued; returns how many are held.
+    pub(crate) fn rewind(&mut self, len: usize) -> usize {
+        match &mut self.cache {
+            Cache::F16(..) | Cache::F32(..) => len,
+            Cache::Coded(coded) => coded.rewind(len),
+        }
+    }
+
+    /// The compressed cache, if it is one.
+    #[cfg(test)]
+    pub(crate) fn coded(&self) -> Option<&KvState> {
+        match &self.cache {
+            Cache::F16(..) | Cache::F32(..) => None,
+            Cache::Coded(coded) => Some(coded),
+        }
+    }
+
+    /// What `held` positions of a compressed cache take, by cause.
+    pub(crate) fn memory(&self, held: usize) -> Option<KvMemory> {
+        match &self.cache {
+            Cache::F16(..) | Cache::F32(..) => None,
+            Cache::Coded(coded) => Some(coded.memory(held)),
+        }
+    }
+
     /// Bytes of keys and values.
     pub(crate) fn cache_bytes(&self) -> u64 {
         self.cache.bytes()
@@ -238,7 +307,11 @@ impl State {
     /// Bytes of everything else.
     pub(crate) fn workspace_bytes(&self) -> u64 {
         let activations = self.widths.bytes(&self.shape, self.activations.rows, 0);
-        activations + self.workspace.bytes() + (self.scratch.bytes() + self.logits.bytes() + self.inputs.bytes()) as u64
+        let of_cache = match &self.cache {
+            Cache::F16(..) | Cache::F32(..) => 0,
+            Cache::Coded(coded) => coded.workspace_bytes(),
+        };
+        of_cache + activations + self.workspace.bytes() + (self.scratch.bytes() + self.logits.bytes() + self.inputs.bytes()) as u64
     }
 }
 

@@ -6,6 +6,7 @@ use super::bias::{KeyMeans, Means};
 use crate::calibration::CalibrationText;
 use crate::error::RuntimeError;
 use crate::language_model::LanguageModel;
+use crate::rope::RopeFrequencies;
 use crate::text::Tokenizer;
 
 /// Tokens of a probe whose second moments frame keys; those of 32768 are hardly better.
@@ -23,12 +24,11 @@ pub(crate) type Seen<'a> = dyn FnMut(usize, &[f32], &[f32]) -> Result<(), Runtim
 impl LanguageModel {
     /// Statistics of keys before their rotation and of queries, over about `n_tokens` of the built-in text.
     ///
-    /// The result is the same on every run of a model on one kind of processor.
+    /// The result is the same on every run of a model on one kind of processor or device.
     ///
     /// # Errors
     ///
-    /// [`RuntimeError::MissingPart`] without a tokenizer, [`RuntimeError::KvDevice`] on a device, [`RuntimeError::Options`] for no
-    /// tokens.
+    /// [`RuntimeError::MissingPart`] without a tokenizer, [`RuntimeError::Options`] for no tokens.
     pub fn kv_probe(&self, n_tokens: usize) -> Result<Probe, RuntimeError> {
         let sequences = built_in_sequences(self.require_tokenizer()?, n_tokens, self.config().max_positions)?;
         let sequences: Vec<&[u32]> = sequences.iter().map(Vec::as_slice).collect();
@@ -39,10 +39,10 @@ impl LanguageModel {
     ///
     /// # Errors
     ///
-    /// [`RuntimeError::Token`] and [`RuntimeError::ContextOverflow`] before any work, [`RuntimeError::KvDevice`] on a device.
+    /// [`RuntimeError::Token`] and [`RuntimeError::ContextOverflow`] before any work.
     pub fn kv_probe_on(&self, sequences: &[&[u32]]) -> Result<Probe, RuntimeError> {
-        let decoder = self.cpu_decoder()?;
-        let mut probe = ProbeBuilder::new(decoder.kv_shape(), RopePairs::Halves)?;
+        let turns = RopeFrequencies::of(self.config()).turns();
+        let mut probe = ProbeBuilder::new(self.kv_shape(), RopePairs::Halves)?.turns(&turns)?;
         self.see_keys(sequences, &mut |layer, queries, keys| Ok(probe.add(layer, keys, queries)?))?;
         Ok(probe.finish()?)
     }
@@ -55,7 +55,7 @@ impl LanguageModel {
     pub fn key_means(&self) -> Result<KeyMeans, RuntimeError> {
         let sequences = built_in_sequences(self.require_tokenizer()?, CHECK_TOKENS, self.config().max_positions)?;
         let sequences: Vec<&[u32]> = sequences.iter().map(Vec::as_slice).collect();
-        let mut means = Means::new(self.cpu_decoder()?.kv_shape());
+        let mut means = Means::new(self.kv_shape());
         self.see_keys(&sequences, &mut |layer, _, keys| {
             means.add(layer, keys);
             Ok(())
@@ -64,11 +64,11 @@ impl LanguageModel {
     }
 
     /// Shows `see` the number of every layer, its queries `[n, heads * head_dim]` and its keys `[n, kv_heads * head_dim]`, neither rotated,
-    /// while `tokens` go through from an empty cache.
+    /// while `tokens` go through from an empty cache; on a device once for every chunk of them.
     ///
     /// # Errors
     ///
-    /// [`RuntimeError::Token`] and [`RuntimeError::ContextOverflow`] before any work, [`RuntimeError::KvDevice`] on a device.
+    /// [`RuntimeError::Token`] and [`RuntimeError::ContextOverflow`] before any work.
     pub fn see_queries_and_keys(
         &self,
         tokens: &[u32],
@@ -85,7 +85,7 @@ impl LanguageModel {
     ///
     /// # Errors
     ///
-    /// [`RuntimeError::KvDevice`] on a device, [`RuntimeError::Options`] for a width that is not made of whole heads, or rows of another.
+    /// [`RuntimeError::Options`] for a width that is not made of whole heads, or rows of another.
     pub fn rotate_by_position(&self, first: usize, width: usize, rows: &mut [f32]) -> Result<(), RuntimeError> {
         let head_dim = self.config().head_dim;
         if width == 0 || !width.is_multiple_of(head_dim) || !rows.len().is_multiple_of(width) {
@@ -95,7 +95,7 @@ impl LanguageModel {
                 found: format!("{} elements, {width} for each position", rows.len()),
             });
         }
-        let rope = self.cpu_decoder()?.rope().table(first..first + rows.len() / width);
+        let rope = RopeFrequencies::of(self.config()).table(first..first + rows.len() / width);
         let mut head = vec![0.0; head_dim];
         for (i, row) in rows.chunks_exact_mut(width).enumerate() {
             for out in row.chunks_exact_mut(head_dim) {
@@ -108,8 +108,7 @@ impl LanguageModel {
 
     fn see_keys(&self, sequences: &[&[u32]], see: &mut Seen<'_>) -> Result<(), RuntimeError> {
         sequences.iter().try_for_each(|sequence| self.check_tokens(sequence, 0))?;
-        let decoder = self.cpu_decoder()?;
-        sequences.iter().try_for_each(|sequence| decoder.probe(sequence, see))
+        sequences.iter().try_for_each(|sequence| self.see_keys_of(sequence, see))
     }
 }
 

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use candle_core::Tensor;
-use gosset_kv::KvShape;
 
 use crate::attention::{AttentionShape, attend};
 use crate::config::ModelConfig;
@@ -133,6 +132,14 @@ impl Decoder {
         let memory = match &mut cache.form {
             CacheForm::Exact(layers) => Memory::Kept(layers),
             CacheForm::Coded(cache) => Memory::Coded(cache),
+            #[cfg(feature = "gpu")]
+            CacheForm::Device(_) => {
+                return Err(RuntimeError::Options {
+                    option: "cache".to_owned(),
+                    expected: "one that this model made".to_owned(),
+                    found: "one of a model on a device".to_owned(),
+                });
+            }
         };
         let result = self.pass(tokens, start, memory, watch);
         match result {
@@ -195,11 +202,6 @@ impl Decoder {
             })?;
         }
         Ok(())
-    }
-
-    /// Sizes of keys and values.
-    pub(crate) fn kv_shape(&self) -> KvShape {
-        KvShape { layers: self.layers.len(), kv_heads: self.shape.kv_heads, head_dim: self.shape.head_dim }
     }
 
     /// The frequencies that keys and queries are rotated with.

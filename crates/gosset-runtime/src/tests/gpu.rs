@@ -18,7 +18,7 @@ use crate::source::fixture::{TinyFamily, TinyModel};
 use crate::source::open_source;
 use crate::{Device, GenerateOptions, LanguageModel, LoadOptions, RuntimeError, generate, generate_with_cache};
 
-fn open() -> Option<Gpu> {
+pub(super) fn open() -> Option<Gpu> {
     open_with(&OpenOptions::default())
 }
 
@@ -32,15 +32,15 @@ fn open_with(options: &OpenOptions) -> Option<Gpu> {
     }
 }
 
-fn on(gpu: &Gpu, options: GpuOptions) -> LoadOptions {
+pub(super) fn on(gpu: &Gpu, options: GpuOptions) -> LoadOptions {
     LoadOptions { device: device(gpu.clone(), options), ..LoadOptions::default() }
 }
 
-fn load(source: &dyn ModelSource, options: &LoadOptions) -> LanguageModel {
+pub(super) fn load(source: &dyn ModelSource, options: &LoadOptions) -> LanguageModel {
     LanguageModel::from_source(source, options).unwrap()
 }
 
-fn assets() -> Option<PathBuf> {
+pub(super) fn assets() -> Option<PathBuf> {
     let found = [Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/tiny"), PathBuf::from("assets/tiny")]
         .into_iter()
         .find(|path| path.is_dir());
@@ -51,7 +51,7 @@ fn assets() -> Option<PathBuf> {
 }
 
 /// Logits of every position.
-fn logits(model: &LanguageModel, tokens: &[u32]) -> Vec<Vec<f32>> {
+pub(super) fn logits(model: &LanguageModel, tokens: &[u32]) -> Vec<Vec<f32>> {
     let mut out = vec![Vec::new(); tokens.len()];
     model.score(tokens, 0..tokens.len(), &mut |p, row| out[p] = row.to_vec()).unwrap();
     out
@@ -142,7 +142,7 @@ fn gpu_generation_is_that_of_the_processor() {
     }
 }
 
-struct Text(String);
+pub(super) struct Text(pub(super) String);
 
 impl crate::Receiver for Text {
     fn text(&mut self, piece: &str) -> std::ops::ControlFlow<()> {

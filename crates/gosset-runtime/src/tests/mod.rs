@@ -6,6 +6,8 @@ mod forward;
 mod generation;
 #[cfg(feature = "gpu")]
 mod gpu;
+#[cfg(feature = "gpu")]
+mod gpu_kv;
 mod kv;
 mod reference;
 mod unisvq;
