@@ -61,9 +61,10 @@ pub struct Args {
     /// --codecs, --rates and --target-bpw the weights stay as they are.
     #[arg(long, value_name = "SPEC")]
     pub kv: Vec<String>,
-    /// Tokens that go through a compressed cache at once; the numbers do not depend on it but for rounding.
-    #[arg(long, value_name = "TOKENS", default_value_t = 256, requires = "kv", value_parser = positive)]
-    pub kv_chunk: usize,
+    /// Tokens that go through a compressed cache at once. On the CPU the numbers do not depend on it but for rounding; on a GPU tokens see
+    /// those of their chunk exact, and a page is read in code by the chunks after it [default: 256, on a GPU 64].
+    #[arg(long, value_name = "TOKENS", requires = "kv", value_parser = positive)]
+    pub kv_chunk: Option<usize>,
     /// Quantize embeddings and output head too, at this payload rate.
     #[arg(long, value_name = "RATE", conflicts_with = "container")]
     pub embeddings: Option<f64>,
@@ -151,10 +152,19 @@ impl Args {
 
     /// The compressed caches that every model is scored with, in order.
     pub(super) fn kv_targets(&self) -> Result<Vec<KvTarget>> {
-        if !self.kv.is_empty() && self.device != DeviceChoice::Cpu {
-            bail!("--kv: compressed caches are computed on the CPU; expected --device cpu, found {}", self.device);
+        let targets = kv_targets(&self.kv)?;
+        if self.device != DeviceChoice::Cpu
+            && let Some((target, gap)) = targets.iter().find_map(|target| Some((target.label(), target.device_gap()?)))
+        {
+            bail!("--kv {target} with --device {}: {gap}; expected --device cpu, or another cache", self.device);
         }
-        kv_targets(&self.kv)
+        Ok(targets)
+    }
+
+    /// Tokens that go through a compressed cache at once, of a model on a device or on the processor.
+    pub(super) fn kv_chunk(&self, on_device: bool) -> usize {
+        // A page of a device.
+        self.kv_chunk.unwrap_or(if on_device { 64 } else { 256 })
     }
 
     /// Whether the rows are those of a run that names no codec.
@@ -272,7 +282,14 @@ mod tests {
         let kv = args(&["--kv", "e8@2,window=8", "--kv", "turboquant@3", "--kv-chunk", "7"]).kv_targets().unwrap();
         assert_eq!(kv.iter().map(KvTarget::label).collect::<Vec<_>>(), ["e8@2,window=8", "turboquant@3"]);
         assert!(args(&["--kv", "f9@2"]).kv_targets().is_err());
-        assert!(args(&["--kv", "e8@2", "--device", "cuda"]).kv_targets().unwrap_err().to_string().contains("cpu"));
+        for (spec, word) in [("e8@2", "shift-10"), ("q8_0", "q8_0"), ("shift-10@3,page=32", "page=64")] {
+            let error = args(&["--kv", spec, "--device", "cuda"]).kv_targets().unwrap_err().to_string();
+            assert!(error.contains(word) && error.contains("cpu"), "{error}");
+        }
+        let on_device = args(&["--kv", "shift-10@3", "--device", "cuda"]);
+        assert_eq!(on_device.kv_targets().unwrap().len(), 1);
+        assert_eq!((on_device.kv_chunk(true), on_device.kv_chunk(false)), (64, 256));
+        assert_eq!(args(&["--kv", "e8@2", "--kv-chunk", "7"]).kv_chunk(true), 7);
         for bad in [&["--kv-chunk", "7"][..], &["--kv", "e8@2", "--kv-chunk", "0"]] {
             assert!(Args::try_parse_from(["ppl", "--model", "m", "--text", "t"].iter().chain(bad)).is_err(), "{bad:?}");
         }

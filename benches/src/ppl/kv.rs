@@ -7,7 +7,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use gosset_baselines::{kv_baseline, kv_families};
 use gosset_eval::CausalLm;
 use gosset_kv::{GRAMMAR, KvMemory, KvShape, KvSpec, KvStore, Policy, Probe, Protected, parse_policy};
-use gosset_runtime::{KvCache, LanguageModel, PROBE_TOKENS};
+use gosset_runtime::{KvCache, LanguageModel, PROBE_TOKENS, kv_device_gap};
 
 /// How the keys and values of a row are kept.
 #[derive(Debug, Clone, PartialEq)]
@@ -59,6 +59,14 @@ impl KvTarget {
     /// Whether it needs statistics of the model's keys.
     pub(super) fn wants_probe(&self) -> bool {
         matches!(&self.kind, Kind::Spec(spec) if spec.wants_probe())
+    }
+
+    /// Why a device cannot keep it, if it cannot.
+    pub(super) fn device_gap(&self) -> Option<String> {
+        match &self.kind {
+            Kind::Spec(spec) => kv_device_gap(spec, None),
+            Kind::Baseline { name, .. } => Some(format!("{name} is for the CPU alone")),
+        }
     }
 
     /// What has to be known of the row beside its numbers.

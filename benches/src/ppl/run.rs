@@ -506,7 +506,8 @@ impl<'a> Run<'a> {
         for target in &kv {
             let label = format!("{} with kv {}", head.label, target.label());
             let cache = target.cache(&model, probe.as_ref(), self.args.seed).with_context(|| label.clone())?;
-            let mut lm = KvLm::new(&model, cache, self.args.kv_chunk);
+            let chunk = self.args.kv_chunk(model.resident().device_bytes > 0);
+            let mut lm = KvLm::new(&model, cache, chunk);
             let row = self.score(&model, &RowHead { label, ..head.clone() }, &mut lm)?;
             let delta_ln = nll.map(|nll| row.record.result.mean_nll - nll);
             self.finished(finish(ReportRow {

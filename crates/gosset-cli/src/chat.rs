@@ -54,7 +54,7 @@ pub(crate) fn run(args: &ChatArgs) -> Result<()> {
     args.threads.apply()?;
     let mut device = args.device.open(&args.kv, false)?;
     let input = Input::open(&args.model)?;
-    let model = args.device.load(&input, &mut device, false)?;
+    let model = args.device.load(&input, args.kv.spec(), &mut device, false)?;
     let tokenizer = model.require_tokenizer()?;
     warnings(&model);
     let template = Template::of(&input)?;

@@ -2,7 +2,8 @@
 
 use anyhow::Result;
 use clap::Args;
-use gosset_runtime::{ComputeDevice, DeviceChoice, LanguageModel, RuntimeError};
+use gosset_kv::KvSpec;
+use gosset_runtime::{ComputeDevice, DeviceChoice, LanguageModel, RuntimeError, kv_device_gap};
 
 use crate::exit::one_line;
 use crate::kv::KvArgs;
@@ -19,16 +20,15 @@ pub(crate) struct DeviceArgs {
 }
 
 impl DeviceArgs {
-    /// Opens the device before any model is read, and says on stderr which one it is; with a compressed cache, of which only the CPU
-    /// can make use, `auto` is the CPU and a GPU is refused.
+    /// Opens the device before any model is read, and says on stderr which one it is. With a compressed cache that only the CPU can
+    /// keep, `auto` is the CPU and a GPU is refused.
     pub(crate) fn open(self, kv: &KvArgs, quiet: bool) -> Result<ComputeDevice> {
-        let device = match (kv.spec(), self.device) {
-            (Some(_), DeviceChoice::Cuda(_)) => {
-                return Err(RuntimeError::KvDevice { device: self.device.to_string() }.into());
+        let gap = kv.spec().and_then(|spec| kv_device_gap(spec, None));
+        let device = match (gap, self.device) {
+            (Some(reason), DeviceChoice::Cuda(_)) => {
+                return Err(RuntimeError::KvDevice { device: self.device.to_string(), reason }.into());
             }
-            (Some(_), DeviceChoice::Auto) => {
-                ComputeDevice::Cpu { instead: Some("--kv is computed on the CPU".to_owned()) }
-            }
+            (Some(reason), DeviceChoice::Auto) => ComputeDevice::Cpu { instead: Some(of_cache(&reason)) },
             (_, choice) => choice.open()?,
         };
         if !quiet {
@@ -37,19 +37,38 @@ impl DeviceArgs {
         Ok(device)
     }
 
-    /// Loads the model onto `device`. Where `auto` chose a GPU that has no room for it or cannot run it, the CPU takes its place.
-    pub(crate) fn load(self, input: &Input, device: &mut ComputeDevice, quiet: bool) -> Result<LanguageModel> {
-        match input.load(device) {
-            Err(error) if self.device == DeviceChoice::Auto && is_of_device(&error) => {
-                *device = ComputeDevice::Cpu { instead: Some(one_line(&error)) };
-                if !quiet {
-                    output::note(&format!("device: {device}"));
-                }
-                input.load(device)
-            }
-            loaded => loaded,
+    /// Loads the model onto `device`. Where `auto` chose a GPU that has no room for it, cannot run it, or cannot keep its cache compressed
+    /// as asked for, the CPU takes its place.
+    pub(crate) fn load(
+        self,
+        input: &Input,
+        kv: Option<&KvSpec>,
+        device: &mut ComputeDevice,
+        quiet: bool,
+    ) -> Result<LanguageModel> {
+        let auto = self.device == DeviceChoice::Auto;
+        let loaded = input.load(device);
+        let instead = match &loaded {
+            Err(error) if auto && is_of_device(error) => one_line(error),
+            Ok(model) if auto => match kv.and_then(|spec| model.kv_gap(spec)) {
+                Some(reason) => of_cache(&reason),
+                None => return loaded,
+            },
+            _ => return loaded,
+        };
+        // What was loaded is gone before the model is loaded again.
+        drop(loaded);
+        *device = ComputeDevice::Cpu { instead: Some(instead) };
+        if !quiet {
+            output::note(&format!("device: {device}"));
         }
+        input.load(device)
     }
+}
+
+/// Why a cache is kept by the CPU.
+fn of_cache(reason: &str) -> String {
+    format!("--kv on a GPU: {reason}")
 }
 
 /// Whether the model may load elsewhere.

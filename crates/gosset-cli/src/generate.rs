@@ -109,7 +109,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<Exit> {
     args.threads.apply()?;
     let mut device = args.device.open(&args.kv, args.quiet)?;
     let input = Input::open(&args.model)?;
-    let model = args.device.load(&input, &mut device, args.quiet)?;
+    let model = args.device.load(&input, args.kv.spec(), &mut device, args.quiet)?;
     let tokenizer = model.require_tokenizer()?;
     if !args.quiet {
         warnings(&model);

@@ -10,7 +10,7 @@ use crate::output::{self, bytes};
 /// How keys and values are kept.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct KvArgs {
-    /// Keep keys and values compressed, for instance e8@2.25,window=256,sinks=64; on the CPU. --help tells how to write it.
+    /// Keep keys and values compressed, for instance e8@2.25,window=256,sinks=64. --help tells how to write it.
     #[arg(long, value_name = "SPEC", value_parser = spec, long_help = help())]
     kv: Option<KvSpec>,
 }
@@ -21,8 +21,8 @@ fn spec(text: &str) -> Result<KvSpec, String> {
 
 fn help() -> String {
     format!(
-        "Keep keys and values compressed, on the CPU; what is not said has the value in brackets. Specs with frame=probe begin with a pass \
-         over {PROBE_TOKENS} tokens of a built-in text.\n\n{GRAMMAR}"
+        "Keep keys and values compressed; what is not said has the value in brackets. shift-10 and shift-12 run on a GPU too, the others on the \
+         CPU. Specs with frame=probe, mean or pairs begin with a pass over {PROBE_TOKENS} tokens of a built-in text.\n\n{GRAMMAR}"
     )
 }
 

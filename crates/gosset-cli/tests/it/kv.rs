@@ -67,7 +67,10 @@ fn a_spec_is_refused_before_a_model_is_read() {
     for command in ["generate", "chat"] {
         let input = if command == "generate" { "-p a" } else { "" };
         let run = bench.run(&format!("{command} nowhere {input} --kv e8@2 --device cuda:0"));
-        run.fails(2, &["cuda:0", "CPU"]);
+        run.fails(2, &["cuda:0", "CPU", "shift-10", "e8"]);
+        // Where the choice is free the CPU keeps what a GPU cannot, and says so.
+        let run = bench.run(&format!("{command} nowhere {input} --kv shift-10@3,page=32"));
+        assert!(run.stderr.contains("--kv on a GPU: expected page=64, found page=32"), "{}", run.stderr);
     }
 }
 
