@@ -10,10 +10,12 @@
 // 4 g and 4 g + 1 are those turns, columns 0 to 3 of B are heads at p0, 4 to 7 at p0 + 2.
 // Values of pages: signs, a Walsh-Hadamard transform, a scale. Sums over pages stay in that frame and apart from those over exact rows until the end.
 //
-// Grid (splits <= 64, kv_heads * blocks of 4 heads). An item is half a page, or 32 exact rows; a block has a span of items, its warps take them in turn; the
-// one with the newest position appends it. A warp owns `stages` slots for keys and as many for values, and copies ahead while it decodes. Blocks of one head
-// block meet at a counter; the last one adds up and transforms back. Shared memory, dynamic: 1024 + the table (128 KiB: at the absolute address 1024, so that a
-// look-up needs no addition) + 17 KiB at most + slots. Programmatic launch: table, patterns and the first copies are there before the kernel waits.
+// Two kernels. kv_shift_query: one warp per head rotates queries, makes w, and appends the newest key and value. Grid heads + 2 * kv_heads, block 32.
+//
+// kv_shift_attend: grid (splits <= 64, kv_heads * blocks of 4 heads). A unit is a page, or 64 exact rows; a block has a span of units, its warps take them in
+// turn, 32 positions at a time. A warp owns `stages` slots for keys and as many for values, and copies ahead while it decodes. Blocks of one head block meet
+// at a counter; the last one adds up and transforms back. Shared memory, dynamic: 1024 + the table (128 KiB: at the absolute address 1024, so that a look-up
+// needs no addition) + 13 KiB at most + slots. Programmatic launch: table, patterns and the first copies are there before the kernel waits for the first one.
 //
 // Defines: KV_DIM (64, 128). Caller: gosset-cuda/src/launch/kv.rs.
 
@@ -26,31 +28,35 @@ namespace {
 
 using namespace kv;
 
-constexpr int DIM = KV_DIM, kWarps = 12, kThreads = 32 * kWarps, kHalf = DIM / 2;
+#ifndef KV_WARPS
+#define KV_WARPS 12
+#endif
+constexpr int DIM = KV_DIM, kWarps = KV_WARPS, kThreads = 32 * kWarps, kHalf = DIM / 2;
 
 // Shared memory between the table and the slots.
 struct Shared {
     float q[kHeads][DIM];    // Rotated queries; at the end `out` of join begins here.
-    float mean[kHeads][DIM]; // w by pair, over a power of two.
-    uint4 turns[16][DIM / 8];  // Halves: cosines and sines of position 4 (j / 2) + j % 2; odd j / 2 with columns 4 to 7 first, and so on.
+    float mean[kHeads][DIM + 4];  // w by pair, over a power of two; heads on other banks.
+    uint4 turns[32][DIM / 8];     // Halves: cosines and sines of position 4 (j / 2) + j % 2; odd j / 2 with columns 4 to 7 first, and so on.
     float references[2][kWarps][kHeads], weights[kWarps][kHeads];
     float mean_factor[kHeads];
 };
 static_assert(sizeof(Shared) % 16 == 0 && sizeof(float) * 2 * kHeads * DIM <= sizeof(Shared::q) + sizeof(Shared::mean));
 static_assert(sizeof(Shared::turns) >= sizeof(float) * kHeads * 64);
 
-// One head of queries, by one warp.
-__device__ __forceinline__ void make_query(const KvShiftStepParams& p, Shared& s, unsigned role, unsigned head, bool there, unsigned kv_head, unsigned position, unsigned lane) {
+// One head of queries, by one warp: rotated, and w by pair over a power of two, then that power.
+__device__ __forceinline__ void make_query(const KvShiftStepParams& p, unsigned head, unsigned position, unsigned lane) {
     constexpr int kPairs = kHalf / 32;
+    const unsigned kv_head = head / (p.heads / p.kv_heads);
     float a[kPairs], b[kPairs], re[kPairs], im[kPairs], most = 0.0f;
-#pragma unroll
-    for (int j = 0; j < kPairs; ++j) a[j] = b[j] = 0.0f;
-    if (there) rotate_head<kPairs>(p, p.x_q + head * DIM, p.bias ? p.bias + head * DIM : nullptr, p.q_norm, true, position, a, b);
+    rotate_head<kPairs>(p, p.x_q + head * DIM, p.bias ? p.bias + head * DIM : nullptr, p.q_norm, true, position, a, b);
+    float* const q = p.queries + head * DIM;
+    float* const mean = p.queries + p.heads * DIM + head * DIM;
 #pragma unroll
     for (int j = 0; j < kPairs; ++j) {
         const unsigned i = lane + 32 * j, i0 = pair_first(p, i), i1 = pair_second(p, i);
-        s.q[role][i0] = a[j];
-        s.q[role][i1] = b[j];
+        q[i0] = a[j];
+        q[i1] = b[j];
         re[j] = im[j] = 0.0f;
         if (p.key_means != nullptr) {
             const float m0 = p.key_means[kv_head * DIM + i0], m1 = p.key_means[kv_head * DIM + i1];
@@ -64,8 +70,8 @@ __device__ __forceinline__ void make_query(const KvShiftStepParams& p, Shared& s
     const unsigned exponent = min(max(__float_as_uint(most) >> 23 & 255, 1u), 253u);
     const float up = __uint_as_float((254 - exponent) << 23);
 #pragma unroll
-    for (int j = 0; j < kPairs; ++j) *reinterpret_cast<float2*>(&s.mean[role][2 * (lane + 32 * j)]) = make_float2(re[j] * up, im[j] * up);
-    if (lane == 0) s.mean_factor[role] = __uint_as_float(exponent << 23) * p.scale * kLog2E;
+    for (int j = 0; j < kPairs; ++j) *reinterpret_cast<float2*>(mean + 2 * (lane + 32 * j)) = make_float2(re[j] * up, im[j] * up);
+    if (lane == 0) p.queries[2 * p.heads * DIM + head] = __uint_as_float(exponent << 23) * p.scale * kLog2E;
 }
 
 // The newest key or value, by one warp, to its exact row.
@@ -86,7 +92,19 @@ __device__ __forceinline__ void append(const KvShiftStepParams& p, bool is_value
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(kThreads, 1) kv_shift_step(const __grid_constant__ KvShiftStepParams p) {
+extern "C" __global__ void __launch_bounds__(32) kv_shift_query(const __grid_constant__ KvShiftStepParams p) {
+    let_successor_start();
+    const unsigned position = *p.position;
+    wait_for_predecessor();
+    if (blockIdx.x < p.heads) {
+        make_query(p, blockIdx.x, position, threadIdx.x);
+    } else {
+        const unsigned i = blockIdx.x - p.heads;
+        append(p, i >= p.kv_heads, i % p.kv_heads, position, threadIdx.x);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 1) kv_shift_attend(const __grid_constant__ KvShiftStepParams p) {
     extern __shared__ uint8_t dynamic[];
     uint8_t* const table = shared_from_table(dynamic);
     Shared& shared = *reinterpret_cast<Shared*>(table + kTableBytes);
@@ -99,14 +117,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kv_shift_step(const __
 
     // The position is older than the predecessor, and so are all keys and values but the newest.
     const unsigned position = *p.position, behind = p.sinks + p.window;
-    const unsigned pages = min(p.pages, position > behind ? (position - behind) / kPageRows : 0), sealed = 2 * pages;
+    const unsigned pages = min(p.pages, position > behind ? (position - behind) / kPageRows : 0);
     const unsigned exact = position + 1 - kPageRows * pages, sinks = min(p.sinks, position + 1);
-    const unsigned items = sealed + (exact + kChunk - 1) / kChunk;
-    const unsigned span = max(p.min_span, (items + gridDim.x - 1) / gridDim.x), active = (items + span - 1) / span;
+    const unsigned units = pages + (exact + kPageRows - 1) / kPageRows;
+    const unsigned span = max(p.min_span, (units + gridDim.x - 1) / gridDim.x), active = (units + span - 1) / span;
     if (blockIdx.x >= active) return;
-    const unsigned block_begin = blockIdx.x * span, block_end = min(items, block_begin + span);
-    const unsigned begin = block_begin + warp, sealed_end = min(block_end, sealed);
-    const bool has_sealed = block_begin < sealed, has_exact = block_end > sealed;
+    const unsigned block_begin = blockIdx.x * span, block_end = min(units, block_begin + span);
+    const unsigned begin = block_begin + warp, sealed_end = min(block_end, pages);
+    const bool has_sealed = block_begin < pages, has_exact = block_end > pages;
 
     const uint8_t* keys = p.key_pages + static_cast<size_t>(kv_head) * p.pages * ks.page_bytes;
     const uint8_t* values = p.value_pages + static_cast<size_t>(kv_head) * p.pages * vs.page_bytes;
@@ -116,27 +134,30 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kv_shift_step(const __
     uint8_t* const mine = all_slots + warp * slot_bytes;
     const uint32_t slots = static_cast<uint32_t>(__cvta_generic_to_shared(mine)), value_slots = p.stages * key_slot;
     auto load_keys = [&](unsigned item, unsigned stage) {
-        if (item < sealed_end) load_slot<kKeyStride>(slots + stage * key_slot, keys, ks, item, lane);
+        if (item < 2 * sealed_end) load_slot<kKeyStride>(slots + stage * key_slot, keys, ks, item, lane);
         gosset::commit_copies();
     };
     auto load_values = [&](unsigned item, unsigned stage) {
-        if (item < sealed_end) load_slot<kValueStride>(slots + value_slots + stage * value_slot, values, vs, item, lane);
+        if (item < 2 * sealed_end) load_slot<kValueStride>(slots + value_slots + stage * value_slot, values, vs, item, lane);
         gosset::commit_copies();
     };
     for (unsigned s = 0; s < p.stages; ++s) {
-        load_keys(begin + s * kWarps, s);
-        load_values(begin + s * kWarps, s);
+        load_keys(2 * begin + s, s);
+        load_values(2 * begin + s, s);
     }
+    // The half page that comes `stages` later.
+    auto later = [&](unsigned item) { return item + (p.stages == 2 ? 2 * kWarps : item % 2 == 0 ? 1 : 2 * kWarps - 1); };
     Set<kKeyStride> key_sets[DIM / 32];
     Set<kValueStride> value_sets[DIM / 64];
+    uint32_t fits = 0;
     if (has_sealed) {
         fill_table<kThreads>(table, p.table);
 #pragma unroll
-        for (int s = 0; s < DIM / 32; ++s) key_sets[s].set(p.key_ends + kv_head * kHalf, 4 * (4 * s + t), 16 * g);
+        for (int s = 0; s < DIM / 32; ++s) fits |= key_sets[s].set(p.key_ends + kv_head * kHalf, 4 * (4 * s + t), 16 * g, p.state_bits) << s;
 #pragma unroll
-        for (int s = 0; s < DIM / 64; ++s) value_sets[s].set(p.value_ends, 4 * (8 * s + g), 16 * t);
+        for (int s = 0; s < DIM / 64; ++s) fits |= value_sets[s].set(p.value_ends, 4 * (8 * s + g), 16 * t, p.state_bits) << (8 + s);
         if (p.key_means != nullptr) {
-            for (unsigned i = tid; i < 16 * (DIM / 8); i += kThreads) {
+            for (unsigned i = tid; i < 32 * (DIM / 8); i += kThreads) {
                 const unsigned j = i / (DIM / 8), c = i % (DIM / 8);
                 const float4* from = reinterpret_cast<const float4*>(p.rotations + (4 * (j / 2) + j % 2) * kHalf + 4 * c);
                 const float4 x = __ldg(from), y = __ldg(from + 1);
@@ -147,8 +168,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kv_shift_step(const __
 
     wait_for_predecessor();
     let_successor_start();
-    if (warp < kHeads) make_query(p, shared, warp, head0 + warp, warp < n_heads, kv_head, position, lane);
-    if (block_end == items && (warp == kHeads || warp == kHeads + 1)) append(p, warp == kHeads + 1, kv_head, position, lane);
+    for (unsigned i = tid; i < 2 * kHeads * (DIM / 4); i += kThreads) {
+        const unsigned head = i / (DIM / 4) % kHeads, c = i % (DIM / 4);
+        const bool is_mean = i >= kHeads * (DIM / 4);
+        float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (head < n_heads) x = *(reinterpret_cast<const float4*>(p.queries + (is_mean ? p.heads * DIM : 0) + (head0 + head) * DIM) + c);
+        *(reinterpret_cast<float4*>(is_mean ? shared.mean[head] : shared.q[head]) + c) = x;
+    }
+    if (tid < kHeads) shared.mean_factor[tid] = tid < n_heads ? p.queries[2 * p.heads * DIM + head0 + tid] : 0.0f;
     __syncthreads();
 
     Sums<DIM, __half> sums;
@@ -167,14 +194,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kv_shift_step(const __
     const float mean_factor[2] = {shared.mean_factor[2 * (t & 1)], shared.mean_factor[2 * (t & 1) + 1]};
 
     unsigned stage = 0;
-    for (unsigned item = begin; item < sealed_end; item += kWarps) {
-        const uint32_t ring = slots + stage * key_slot, value_ring = slots + value_slots + stage * value_slot;
-        uint8_t* const key_bytes = mine + stage * key_slot;
-        uint8_t* const value_bytes = mine + value_slots + stage * value_slot;
-        // Products with rotated means: m[2 i + c] is position 4 g + i, from t = 2 on 4 g + 2 + i, of head 2 (t % 2) + c.
-        float m[4] = {};
+    for (unsigned page = begin; page < sealed_end; page += kWarps) {
+        // Products with rotated means: m[h][2 i + c] is position 4 g + i of half h, from t = 2 on 4 g + 2 + i, of head 2 (t % 2) + c.
+        float m[2][4] = {};
         if (p.key_means != nullptr) {
-            const unsigned p0 = p.sinks + kChunk * item + (g < 4 ? 0 : 2);
+            const unsigned p0 = p.sinks + kPageRows * page + (g < 4 ? 0 : 2);
             const float4* turn = reinterpret_cast<const float4*>(p.rotations + static_cast<size_t>(p0) * kHalf) + 2 * t;
             const float4* mean = reinterpret_cast<const float4*>(shared.mean[g & 3]) + 2 * t;
 #pragma unroll
@@ -187,12 +211,20 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kv_shift_step(const __
                     b[i][1] = Type<__half>::two(w.z * r.z + w.w * r.w, w.w * r.z - w.z * r.w);
                 }
                 const unsigned c = 4 * s + t ^ (g & 1) << 2;
-                const uint4 x = shared.turns[2 * g][c], y = shared.turns[2 * g + 1][c];
-                const uint32_t one[4] = {x.x, y.x, x.y, y.y}, two[4] = {x.z, y.z, x.w, y.w};
-                gosset::mma(m, one, b[0][0], b[0][1]);
-                gosset::mma(m, two, b[1][0], b[1][1]);
+#pragma unroll
+                for (int h = 0; h < 2; ++h) {
+                    const uint4 x = shared.turns[16 * h + 2 * g][c], y = shared.turns[16 * h + 2 * g + 1][c];
+                    const uint32_t one[4] = {x.x, y.x, x.y, y.y}, two[4] = {x.z, y.z, x.w, y.w};
+                    gosset::mma(m[h], one, b[0][0], b[0][1]);
+                    gosset::mma(m[h], two, b[1][0], b[1][1]);
+                }
             }
         }
+#pragma unroll 1
+        for (unsigned item = 2 * page; item < 2 * page + 2; ++item) {
+        const uint32_t ring = slots + stage * key_slot, value_ring = slots + value_slots + stage * value_slot;
+        uint8_t* const key_bytes = mine + stage * key_slot;
+        uint8_t* const value_bytes = mine + value_slots + stage * value_slot;
         gosset::wait_for_copy(2 * p.stages);
         __syncwarp();
         join_left<kKeyStride>(key_bytes, ks, lane);
@@ -200,7 +232,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kv_shift_step(const __
 #pragma unroll
         for (int s = 0; s < DIM / 32; ++s) {
             uint32_t c[4][4];
-            key_sets[s].decode(c, ring, p.multiplier, 4 * lane);
+            key_sets[s].decode(c, ring, p.multiplier, 4 * lane, fits >> s & 1);
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
 #pragma unroll
@@ -212,7 +244,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kv_shift_step(const __
         }
         const uint32_t key_fields = *reinterpret_cast<const uint32_t*>(key_bytes + 4 * g);
         __syncwarp();
-        load_keys(item + p.stages * kWarps, stage);
+        load_keys(later(item), stage);
 
         gosset::wait_for_copy(2 * p.stages);
         __syncwarp();
@@ -226,7 +258,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kv_shift_step(const __
             log[r] = vb == 0 ? -64.0f : fmaf(kLogStep, static_cast<float>(vb), kLogFirst);
 #pragma unroll
             for (int c = 0; c < 2; ++c) {
-                const float own = r / 2 == t / 2 ? m[2 * (r % 2) + c] * mean_factor[c] : 0.0f;
+                const float own = r / 2 == t / 2 ? m[0][2 * (r % 2) + c] * mean_factor[c] : 0.0f;
                 const float part = fmaf(d[r / 2][2 * (r % 2) + c] * q.factor[c], scale, own);
                 s[r][c] = part + __shfl_xor_sync(kAll, part, 2);
             }
@@ -240,7 +272,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kv_shift_step(const __
 #pragma unroll
             for (int n = 0; n < DIM / 64; ++n) {
                 uint32_t c[4][4];
-                value_sets[n].decode(c, value_ring + 64 * h, p.multiplier, 4 * lane);
+                value_sets[n].decode(c, value_ring + 64 * h, p.multiplier, 4 * lane, fits >> (8 + n) & 1);
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
 #pragma unroll
@@ -252,8 +284,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kv_shift_step(const __
             }
         }
         __syncwarp();
-        load_values(item + p.stages * kWarps, stage);
+        load_values(later(item), stage);
         stage = stage + 1 == p.stages ? 0 : stage + 1;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) m[0][i] = m[1][i];
+        }
     }
     asm volatile("cp.async.wait_all;" ::: "memory");
     __syncwarp();
@@ -264,12 +299,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kv_shift_step(const __
     if (has_exact) {
 #pragma unroll
         for (int i = 0; i < DIM / 32; ++i) sums.acc[i][0] = sums.acc[i][1] = sums.acc[i][2] = sums.acc[i][3] = 0.0f;
-        unsigned item = begin;
-        if (item < sealed_end) item += (sealed_end - item + kWarps - 1) / kWarps * kWarps;
-        if (item < block_end) q.load([&](unsigned pair) { return *reinterpret_cast<const float4*>(query + 2 * pair); }, p.scale, lane);
+        unsigned unit = begin;
+        if (unit < sealed_end) unit += (sealed_end - unit + kWarps - 1) / kWarps * kWarps;
+        if (unit < block_end) q.load([&](unsigned pair) { return *reinterpret_cast<const float4*>(query + 2 * pair); }, p.scale, lane);
         const unsigned tail_first = (p.sinks + kPageRows * pages) % p.tail;
-        for (; item < block_end; item += kWarps) {
-            const unsigned base = (item - sealed) * kChunk;
+        for (unsigned i = 0; unit < block_end; ++i, unit += i % 2 == 0 ? kWarps : 0) {
+            const unsigned base = (unit - pages) * kPageRows + i % 2 * kChunk;
+            if (base >= exact) continue;
             auto row = [&](const __half* sink, const __half* tail, unsigned i) {
                 const unsigned e = min(base + i, exact - 1);
                 if (e < sinks) return sink + (static_cast<size_t>(kv_head) * p.sinks + e) * DIM;

@@ -7,8 +7,9 @@
 // Half a page in shared memory, a *slot*: 32 bytes of scales, 96 for what is left, then rows of words STRIDE words apart: row 0 is the last 32 bits of the
 // string, row w + 1 word w, the last one what is left. So the 32 bits ahead of any bit e are in rows e / 32 and the next.
 //
-// A *group* is two consecutive steps, whose windows fit in one 32-bit word: one funnel shift of two words for the group, one shift for the first step.
-// Which words and shifts these are follows from the ends of steps, in registers; patterns of bits may be any.
+// A *set* is four consecutive steps. Where their windows fit in one 32-bit word, for all lanes of a warp, one funnel shift of two words serves all four and
+// each step but the last takes one shift more; else that goes for either half of the set. Which words and shifts these are follows from the ends of steps, in
+// registers; patterns of bits may be any.
 //
 // Look-up. The table has a copy in every bank, entry e of bank b at 128 e + 4 b. The multiplier is A 2^(17 - L), so that the entry is in bits 7 to 16 of the
 // product whatever lies above bit L of the window.
@@ -90,45 +91,49 @@ __device__ __forceinline__ void join_left(uint8_t* slot, const Strings& x, unsig
     __syncwarp();
 }
 
-// A group as one lane reads it: where its words are, and how far the first window is from the end.
-template <int STRIDE>
-struct Group {
-    uint32_t at, turn, down;
-
-    // `first` is the first step; `chunk`: the four positions, as bytes.
-    __device__ __forceinline__ void set(const uint16_t* ends, unsigned first, uint32_t chunk) {
-        const unsigned end = ends[first + 1];
-        at = kSlotHead + end / 32 * (4 * STRIDE) + chunk;
-        turn = end;
-        down = end - ends[first];
-    }
-
-    // Steps of four positions to pairs: c[position][OFFSET] and the next.
-    template <int OFFSET>
-    __device__ __forceinline__ void decode(uint32_t (&c)[4][4], uint32_t slot, uint32_t multiplier, uint32_t copy) const {
-        const uint4 a = gosset::load_shared(slot + at), b = gosset::load_shared(slot + at + 4 * STRIDE);
-        const uint32_t hi[4] = {a.x, a.y, a.z, a.w}, lo[4] = {b.x, b.y, b.z, b.w};
-#pragma unroll
-        for (int r = 0; r < 4; ++r) {
-            const uint32_t x = __funnelshift_l(lo[r], hi[r], turn);
-            c[r][OFFSET] = look_up(__funnelshift_r(x, 0, down), multiplier, copy);
-            c[r][OFFSET + 1] = look_up(x, multiplier, copy);
-        }
-    }
-};
-
-// A set of four steps: two groups.
+// A set as one lane reads it. `at`: the words ahead of its end, `turn`: its end. Where the windows fit, down[i]: how far step i ends from there. Else down[0]:
+// the words ahead of the end of step 1, down[1]: that end, and from bit 8 how far step 0 ends from there; down[2] as before.
 template <int STRIDE>
 struct Set {
-    Group<STRIDE> group[2];
+    uint32_t at, turn, down[3];
 
-    __device__ __forceinline__ void set(const uint16_t* ends, unsigned first, uint32_t chunk) {
-        group[0].set(ends, first, chunk);
-        group[1].set(ends, first + 2, chunk);
+    // `first` is the first step; `chunk`: the four positions, as bytes. Returns whether windows of `bits` bits fit in a word, in all lanes.
+    __device__ __forceinline__ bool set(const uint16_t* ends, unsigned first, uint32_t chunk, unsigned bits) {
+        const unsigned e0 = ends[first], e1 = ends[first + 1], e2 = ends[first + 2], e3 = ends[first + 3];
+        const bool fit = __all_sync(0xffffffffu, e3 - e0 + bits <= 32);
+        at = kSlotHead + e3 / 32 * (4 * STRIDE) + chunk;
+        turn = e3;
+        down[0] = fit ? e3 - e0 : kSlotHead + e1 / 32 * (4 * STRIDE) + chunk;
+        down[1] = fit ? e3 - e1 : e1 % 32 | (e1 - e0) << 8;
+        down[2] = e3 - e2;
+        return fit;
     }
-    __device__ __forceinline__ void decode(uint32_t (&c)[4][4], uint32_t slot, uint32_t multiplier, uint32_t copy) const {
-        group[0].template decode<0>(c, slot, multiplier, copy);
-        group[1].template decode<2>(c, slot, multiplier, copy);
+
+    // Steps of four positions to pairs: c[position][step].
+    __device__ __forceinline__ void decode(uint32_t (&c)[4][4], uint32_t slot, uint32_t multiplier, uint32_t copy, bool fit) const {
+        const uint4 a = gosset::load_shared(slot + at), b = gosset::load_shared(slot + at + 4 * STRIDE);
+        const uint32_t hi[4] = {a.x, a.y, a.z, a.w}, lo[4] = {b.x, b.y, b.z, b.w};
+        if (fit) {
+#pragma unroll
+            for (int r = 0; r < 4; ++r) {
+                const uint32_t x = __funnelshift_l(lo[r], hi[r], turn);
+#pragma unroll
+                for (int i = 0; i < 3; ++i) c[r][i] = look_up(__funnelshift_r(x, 0, down[i]), multiplier, copy);
+                c[r][3] = look_up(x, multiplier, copy);
+            }
+        } else {
+            const uint4 d = gosset::load_shared(slot + down[0]), e = gosset::load_shared(slot + down[0] + 4 * STRIDE);
+            const uint32_t first_hi[4] = {d.x, d.y, d.z, d.w}, first_lo[4] = {e.x, e.y, e.z, e.w};
+            const uint32_t step = down[1] >> 8;
+#pragma unroll
+            for (int r = 0; r < 4; ++r) {
+                const uint32_t x = __funnelshift_l(first_lo[r], first_hi[r], down[1]), y = __funnelshift_l(lo[r], hi[r], turn);
+                c[r][0] = look_up(__funnelshift_r(x, 0, step), multiplier, copy);
+                c[r][1] = look_up(x, multiplier, copy);
+                c[r][2] = look_up(__funnelshift_r(y, 0, down[2]), multiplier, copy);
+                c[r][3] = look_up(y, multiplier, copy);
+            }
+        }
     }
 };
 

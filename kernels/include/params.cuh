@@ -1287,6 +1287,7 @@ struct KvShiftStepParams {
     const uint16_t* value_ends;  // `[head_dim / 2]`
     const float* value_factors;  // `[head_dim / 2]`
     const uint32_t* value_signs;  // a bit per dimension
+    float* queries;  // `[2 heads, head_dim]`, then `[heads]`: rotated queries, and what stands for means
     float* parts;  // `[splits, heads, 2 head_dim + 2]`
     uint32_t* counters;  // one per block of heads, 0 before and after
     float* out;  // `[heads, head_dim]`
@@ -1300,14 +1301,15 @@ struct KvShiftStepParams {
     uint32_t key_bits;  // of a string, a multiple of 8
     uint32_t value_bits;  // the same; every step has some
     uint32_t multiplier;  // shifted to bit 7
-    uint32_t stages;  // slots of a warp, 1 to 4
-    uint32_t min_span;  // least items of a block
+    uint32_t stages;  // slots of a warp, 1 or 2
+    uint32_t min_span;  // least units of a block
+    uint32_t state_bits;
     uint32_t interleaved;  // rotary pairs are neighbours, else half a head apart
     float scale;  // of scores
     float eps;  // of the norms
     float value_scale;  // of the transform
 };
-static_assert(sizeof(KvShiftStepParams) == 264);
+static_assert(sizeof(KvShiftStepParams) == 280);
 static_assert(offsetof(KvShiftStepParams, x_q) == 0);
 static_assert(offsetof(KvShiftStepParams, x_k) == 8);
 static_assert(offsetof(KvShiftStepParams, x_v) == 16);
@@ -1330,25 +1332,27 @@ static_assert(offsetof(KvShiftStepParams, rotations) == 144);
 static_assert(offsetof(KvShiftStepParams, value_ends) == 152);
 static_assert(offsetof(KvShiftStepParams, value_factors) == 160);
 static_assert(offsetof(KvShiftStepParams, value_signs) == 168);
-static_assert(offsetof(KvShiftStepParams, parts) == 176);
-static_assert(offsetof(KvShiftStepParams, counters) == 184);
-static_assert(offsetof(KvShiftStepParams, out) == 192);
-static_assert(offsetof(KvShiftStepParams, heads) == 200);
-static_assert(offsetof(KvShiftStepParams, kv_heads) == 204);
-static_assert(offsetof(KvShiftStepParams, head_dim) == 208);
-static_assert(offsetof(KvShiftStepParams, sinks) == 212);
-static_assert(offsetof(KvShiftStepParams, window) == 216);
-static_assert(offsetof(KvShiftStepParams, tail) == 220);
-static_assert(offsetof(KvShiftStepParams, pages) == 224);
-static_assert(offsetof(KvShiftStepParams, key_bits) == 228);
-static_assert(offsetof(KvShiftStepParams, value_bits) == 232);
-static_assert(offsetof(KvShiftStepParams, multiplier) == 236);
-static_assert(offsetof(KvShiftStepParams, stages) == 240);
-static_assert(offsetof(KvShiftStepParams, min_span) == 244);
-static_assert(offsetof(KvShiftStepParams, interleaved) == 248);
-static_assert(offsetof(KvShiftStepParams, scale) == 252);
-static_assert(offsetof(KvShiftStepParams, eps) == 256);
-static_assert(offsetof(KvShiftStepParams, value_scale) == 260);
+static_assert(offsetof(KvShiftStepParams, queries) == 176);
+static_assert(offsetof(KvShiftStepParams, parts) == 184);
+static_assert(offsetof(KvShiftStepParams, counters) == 192);
+static_assert(offsetof(KvShiftStepParams, out) == 200);
+static_assert(offsetof(KvShiftStepParams, heads) == 208);
+static_assert(offsetof(KvShiftStepParams, kv_heads) == 212);
+static_assert(offsetof(KvShiftStepParams, head_dim) == 216);
+static_assert(offsetof(KvShiftStepParams, sinks) == 220);
+static_assert(offsetof(KvShiftStepParams, window) == 224);
+static_assert(offsetof(KvShiftStepParams, tail) == 228);
+static_assert(offsetof(KvShiftStepParams, pages) == 232);
+static_assert(offsetof(KvShiftStepParams, key_bits) == 236);
+static_assert(offsetof(KvShiftStepParams, value_bits) == 240);
+static_assert(offsetof(KvShiftStepParams, multiplier) == 244);
+static_assert(offsetof(KvShiftStepParams, stages) == 248);
+static_assert(offsetof(KvShiftStepParams, min_span) == 252);
+static_assert(offsetof(KvShiftStepParams, state_bits) == 256);
+static_assert(offsetof(KvShiftStepParams, interleaved) == 260);
+static_assert(offsetof(KvShiftStepParams, scale) == 264);
+static_assert(offsetof(KvShiftStepParams, eps) == 268);
+static_assert(offsetof(KvShiftStepParams, value_scale) == 272);
 
 // Decode attention over bf16.
 struct KvExactAttendParams {

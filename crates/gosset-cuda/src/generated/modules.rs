@@ -547,10 +547,12 @@ impl Module {
                 Entry { name: "unisvq_4_wide", param_bytes: 160 },
             ],
             Module::KvShiftStep128 => &[
-                Entry { name: "kv_shift_step", param_bytes: 264 },
+                Entry { name: "kv_shift_query", param_bytes: 280 },
+                Entry { name: "kv_shift_attend", param_bytes: 280 },
             ],
             Module::KvShiftStep64 => &[
-                Entry { name: "kv_shift_step", param_bytes: 264 },
+                Entry { name: "kv_shift_query", param_bytes: 280 },
+                Entry { name: "kv_shift_attend", param_bytes: 280 },
             ],
             Module::KvExactAttend => &[
                 Entry { name: "kv_exact_attend", param_bytes: 80 },
@@ -1159,13 +1161,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "f76741b2998711107172e3fe254b4ba4bfbb9d8f876ca8e70b30b227196668f0",
+                    hash: "edc52505d2e7f9cb40545a0b0a0b0425bc2b731cb624bdb14489b2b126f8d312",
                     ptx: include_str!("../../ptx/kv_shift_step_128.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "21713e49f3a2ea8730c8cecfd4d15384c1ae565ca94e4b65bb366853bb86cac4",
+                    hash: "ef6103cdb16386b0b4234593568a7311f39b5bf22b968567a6aeeadbaef1a091",
                     ptx: include_str!("../../ptx/kv_shift_step_128.sm_90a.ptx"),
                 },
             ],
@@ -1173,7 +1175,7 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "ff75176675dfb27c8a1b5420f2fe43770f1cf4483abc2dd4d887475b5379471f",
+                    hash: "7ba41f74efeb5676b1de1e15895c09a486fcb7a0762bcb7373553370cef6645e",
                     ptx: include_str!("../../ptx/kv_shift_step_64.sm_80.ptx"),
                 },
             ],
@@ -1189,7 +1191,7 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "edb9e77f19cb5ab050117fb49cd0b43a0d40839abea58f61a2b5c01bf02f5c50",
+                    hash: "80b4ffbabeb10e83fe424e0d6589ad0215fa8e913a540b9940583c7ab07c143b",
                     ptx: include_str!("../../ptx/kv_shift_encode_10.sm_80.ptx"),
                 },
             ],
@@ -1197,7 +1199,7 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "2992a8ee4dbd6992c3c7eec1dcba07d3c5ab18ea4180208236dd05be36e73926",
+                    hash: "35811986e9b6b2cd5bff317ae7f120e84bec59bc5113ab9100594a946c6debc0",
                     ptx: include_str!("../../ptx/kv_shift_encode_12.sm_80.ptx"),
                 },
             ],
@@ -1205,7 +1207,7 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "8ad1d0835684950c6040008e5c810511d5e563e503da022751d29926ecbdc516",
+                    hash: "8b3dd2d46a32290b6ef4e98d4fddb4df2ec52cf96d4583dcbaafbbd7681dd988",
                     ptx: include_str!("../../ptx/kv_shift_rows.sm_80.ptx"),
                 },
             ],

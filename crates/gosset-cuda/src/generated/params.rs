@@ -2086,6 +2086,8 @@ pub(crate) struct KvShiftStepParams {
     pub(crate) value_factors: u64,
     /// `const uint32_t*`: a bit per dimension
     pub(crate) value_signs: u64,
+    /// `float*`: `[2 heads, head_dim]`, then `[heads]`: rotated queries, and what stands for means
+    pub(crate) queries: u64,
     /// `float*`: `[splits, heads, 2 head_dim + 2]`
     pub(crate) parts: u64,
     /// `uint32_t*`: one per block of heads, 0 before and after
@@ -2112,10 +2114,12 @@ pub(crate) struct KvShiftStepParams {
     pub(crate) value_bits: u32,
     /// shifted to bit 7
     pub(crate) multiplier: u32,
-    /// slots of a warp, 1 to 4
+    /// slots of a warp, 1 or 2
     pub(crate) stages: u32,
-    /// least items of a block
+    /// least units of a block
     pub(crate) min_span: u32,
+    /// `state_bits`
+    pub(crate) state_bits: u32,
     /// rotary pairs are neighbours, else half a head apart
     pub(crate) interleaved: u32,
     /// of scores
@@ -2126,7 +2130,7 @@ pub(crate) struct KvShiftStepParams {
     pub(crate) value_scale: f32,
 }
 
-const _: () = assert!(size_of::<KvShiftStepParams>() == 264);
+const _: () = assert!(size_of::<KvShiftStepParams>() == 280);
 const _: () = assert!(offset_of!(KvShiftStepParams, x_q) == 0);
 const _: () = assert!(offset_of!(KvShiftStepParams, x_k) == 8);
 const _: () = assert!(offset_of!(KvShiftStepParams, x_v) == 16);
@@ -2149,25 +2153,27 @@ const _: () = assert!(offset_of!(KvShiftStepParams, rotations) == 144);
 const _: () = assert!(offset_of!(KvShiftStepParams, value_ends) == 152);
 const _: () = assert!(offset_of!(KvShiftStepParams, value_factors) == 160);
 const _: () = assert!(offset_of!(KvShiftStepParams, value_signs) == 168);
-const _: () = assert!(offset_of!(KvShiftStepParams, parts) == 176);
-const _: () = assert!(offset_of!(KvShiftStepParams, counters) == 184);
-const _: () = assert!(offset_of!(KvShiftStepParams, out) == 192);
-const _: () = assert!(offset_of!(KvShiftStepParams, heads) == 200);
-const _: () = assert!(offset_of!(KvShiftStepParams, kv_heads) == 204);
-const _: () = assert!(offset_of!(KvShiftStepParams, head_dim) == 208);
-const _: () = assert!(offset_of!(KvShiftStepParams, sinks) == 212);
-const _: () = assert!(offset_of!(KvShiftStepParams, window) == 216);
-const _: () = assert!(offset_of!(KvShiftStepParams, tail) == 220);
-const _: () = assert!(offset_of!(KvShiftStepParams, pages) == 224);
-const _: () = assert!(offset_of!(KvShiftStepParams, key_bits) == 228);
-const _: () = assert!(offset_of!(KvShiftStepParams, value_bits) == 232);
-const _: () = assert!(offset_of!(KvShiftStepParams, multiplier) == 236);
-const _: () = assert!(offset_of!(KvShiftStepParams, stages) == 240);
-const _: () = assert!(offset_of!(KvShiftStepParams, min_span) == 244);
-const _: () = assert!(offset_of!(KvShiftStepParams, interleaved) == 248);
-const _: () = assert!(offset_of!(KvShiftStepParams, scale) == 252);
-const _: () = assert!(offset_of!(KvShiftStepParams, eps) == 256);
-const _: () = assert!(offset_of!(KvShiftStepParams, value_scale) == 260);
+const _: () = assert!(offset_of!(KvShiftStepParams, queries) == 176);
+const _: () = assert!(offset_of!(KvShiftStepParams, parts) == 184);
+const _: () = assert!(offset_of!(KvShiftStepParams, counters) == 192);
+const _: () = assert!(offset_of!(KvShiftStepParams, out) == 200);
+const _: () = assert!(offset_of!(KvShiftStepParams, heads) == 208);
+const _: () = assert!(offset_of!(KvShiftStepParams, kv_heads) == 212);
+const _: () = assert!(offset_of!(KvShiftStepParams, head_dim) == 216);
+const _: () = assert!(offset_of!(KvShiftStepParams, sinks) == 220);
+const _: () = assert!(offset_of!(KvShiftStepParams, window) == 224);
+const _: () = assert!(offset_of!(KvShiftStepParams, tail) == 228);
+const _: () = assert!(offset_of!(KvShiftStepParams, pages) == 232);
+const _: () = assert!(offset_of!(KvShiftStepParams, key_bits) == 236);
+const _: () = assert!(offset_of!(KvShiftStepParams, value_bits) == 240);
+const _: () = assert!(offset_of!(KvShiftStepParams, multiplier) == 244);
+const _: () = assert!(offset_of!(KvShiftStepParams, stages) == 248);
+const _: () = assert!(offset_of!(KvShiftStepParams, min_span) == 252);
+const _: () = assert!(offset_of!(KvShiftStepParams, state_bits) == 256);
+const _: () = assert!(offset_of!(KvShiftStepParams, interleaved) == 260);
+const _: () = assert!(offset_of!(KvShiftStepParams, scale) == 264);
+const _: () = assert!(offset_of!(KvShiftStepParams, eps) == 268);
+const _: () = assert!(offset_of!(KvShiftStepParams, value_scale) == 272);
 
 // SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
 unsafe impl Params for KvShiftStepParams {}

@@ -264,7 +264,7 @@ impl KvShiftModel {
 
         let slot = |bits: usize, stride: usize| 128 + (bits / 32 + 2) * 4 * stride;
         let slots = slot(shape.key_bits, 40) + slot(shape.value_bits, 48);
-        let own = 4 * (4 * 2 * shape.head_dim) + 32 * shape.head_dim + 2 * WARPS * 16 + WARPS * 16 + 16;
+        let own = 16 * (2 * shape.head_dim + 4) + 64 * shape.head_dim + 3 * WARPS * 16 + 16;
         let shared = |stages: usize| TABLE_BYTES + own + WARPS * (stages * slots).max(16 * shape.head_dim);
         let most = gpu.info().max_shared_bytes as usize;
         let stages = (1..=MAX_STAGES).rev().find(|&stages| shared(stages) <= most).ok_or_else(|| {
@@ -347,6 +347,7 @@ impl KvShiftModel {
 #[derive(Debug)]
 pub struct KvScratch {
     parts: Buffer<f32>,
+    queries: Buffer<f32>,
     counters: Buffer<u32>,
     n_splits: usize,
 }
@@ -362,12 +363,14 @@ impl KvScratch {
         // One block per multiprocessor.
         let n_splits = (gpu.info().n_sms as usize / blocks).clamp(1, MAX_SPLITS);
         let parts = gpu.alloc(shape.heads * n_splits * (2 * shape.head_dim + 2))?;
-        Ok(Self { parts, counters: gpu.alloc(blocks)?, n_splits })
+        let queries = gpu.alloc(shape.heads * (2 * shape.head_dim + 1))?;
+        Ok(Self { parts, queries, counters: gpu.alloc(blocks)?, n_splits })
     }
 
     fn check(&self, shape: &AttentionShape) -> Result<(), CudaError> {
         let parts = shape.heads * self.n_splits * (2 * shape.head_dim + 2);
-        if self.parts.len() < parts || self.counters.len() < head_blocks(shape) {
+        let queries = shape.heads * (2 * shape.head_dim + 1);
+        if self.parts.len() < parts || self.queries.len() < queries || self.counters.len() < head_blocks(shape) {
             return Err(CudaError::shape("scratch of attention", "that of this shape", "that of another"));
         }
         Ok(())
@@ -376,7 +379,7 @@ impl KvScratch {
     /// Bytes of device memory.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        self.parts.bytes() + self.counters.bytes()
+        self.parts.bytes() + self.queries.bytes() + self.counters.bytes()
     }
 }
 
@@ -460,6 +463,7 @@ pub fn kv_step(
         value_ends: model.value_ends.as_slice().ptr(),
         value_factors: model.value_factors.as_slice().ptr(),
         value_signs: model.part(&model.value_signs, layer)?.ptr(),
+        queries: scratch.queries.as_slice().ptr(),
         parts: scratch.parts.as_slice().ptr(),
         counters: scratch.counters.as_slice().ptr(),
         out: out.ptr(),
@@ -475,6 +479,7 @@ pub fn kv_step(
         multiplier: model.multiplier,
         stages: model.stages as u32,
         min_span: 1,
+        state_bits: shape.state_bits,
         interleaved: shape.interleaved.into(),
         scale: 1.0 / (head_dim as f32).sqrt(),
         eps: rope.eps,
@@ -482,8 +487,12 @@ pub fn kv_step(
     };
     let module = if head_dim == 64 { Module::KvShiftStep64 } else { Module::KvShiftStep128 };
     let grid = [scratch.n_splits as u32, head_blocks(&attention) as u32, 1];
-    // SAFETY: the lengths were checked; the kernel keeps positions within pages and ring.
-    unsafe { launch(gpu, stream, (module, "kv_shift_step"), (grid, 32 * WARPS as u32, model.shared_bytes), &params) }
+    let heads_of_all = [to_u32("heads", heads + 2 * kv_heads)?, 1, 1];
+    // SAFETY: the lengths were checked; both kernels keep positions within pages and ring.
+    unsafe {
+        launch(gpu, stream, (module, "kv_shift_query"), (heads_of_all, 32, 0), &params)?;
+        launch(gpu, stream, (module, "kv_shift_attend"), (grid, 32 * WARPS as u32, model.shared_bytes), &params)
+    }
 }
 
 /// Codes `pages` of all layers from the ring of exact rows, which has them all: the bytes that the codec writes on the host.
