@@ -4,6 +4,7 @@
 //! checksum: that of the header is checked when the file is opened, those of the planes when a plane is first used.
 
 mod error;
+pub mod file_advice;
 pub mod file_kind;
 mod forecast;
 mod header;

@@ -1,5 +1,7 @@
 //! One tensor by one method: from values to what is stored, with the figures of the way.
 
+use std::time::Instant;
+
 use gosset_codec::EncodedMatrix;
 use gosset_unisvq::{DampingMethod, DampingReport, DampingSpec, UniSvqError, UniSvqReport, drift_target};
 use rayon::prelude::*;
@@ -138,6 +140,18 @@ fn figures_of(damping: &DampingReport, moments: &InputMoments) -> FeedbackFigure
         tokens: moments.hessian.n_tokens(),
         ..FeedbackFigures::default()
     }
+}
+
+/// Seconds that a weight takes, by a trial on normal values.
+pub(crate) fn trial_seconds(method: &Method) -> Result<f64, QuantizeError> {
+    const ROWS: usize = 256;
+    const COLS: usize = 1024;
+    let data = gosset_codec::calibrate::gaussian(ROWS * COLS, 0);
+    let started = Instant::now();
+    let (stored, _) = by(method, data, (ROWS, COLS), None, "trial")?;
+    // Every tensor is decoded again, to measure its error.
+    stored.decoder("trial")?.values("trial")?;
+    Ok(started.elapsed().as_secs_f64() / (ROWS * COLS) as f64)
 }
 
 /// All values of a tensor as f32, read in blocks by several threads.

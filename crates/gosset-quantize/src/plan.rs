@@ -39,6 +39,8 @@ pub struct Plan {
     pub(crate) budget: Option<Budget>,
     /// Which part of a run it is; `None` for the whole.
     pub(crate) part: Option<PartRecord>,
+    /// Memory that tensors which are quantized at the same time may take together.
+    pub(crate) batch_bytes: u64,
 }
 
 /// What happens to one tensor.
@@ -80,7 +82,7 @@ pub enum Action {
     },
 }
 
-/// Memory that tensors which are quantized at the same time may take together; a larger one is quantized alone.
+/// Memory that tensors which are quantized at the same time may take together by default; a larger one is quantized alone.
 const BATCH_BYTES: u64 = 512 << 20;
 
 /// Scratch of a thread: blocks of weights while they are scanned, tables of codes, panels of products. 3 MB were measured.
@@ -88,15 +90,31 @@ const THREAD_BYTES: u64 = 4 << 20;
 
 /// How many of the next tensors are quantized at the same time, by what each takes: two for every thread, as far as memory goes, and at
 /// least one.
-pub(crate) fn batch_len(peaks: impl Iterator<Item = u64>) -> usize {
+pub(crate) fn batch_len(peaks: impl Iterator<Item = u64>, max_bytes: u64) -> usize {
     let sums = peaks.scan(0u64, |sum, peak| {
         *sum = sum.saturating_add(peak);
         Some(*sum)
     });
-    sums.take(2 * rayon::current_num_threads()).take_while(|sum| *sum <= BATCH_BYTES).count().max(1)
+    sums.take(2 * rayon::current_num_threads()).take_while(|sum| *sum <= max_bytes).count().max(1)
 }
 
+/// Buffers of a container that is being written.
+const WRITER_BYTES: u64 = 1 << 20;
+
 impl PlanItem {
+    /// Bytes that the tensor takes at most without feedback: its f32 values, its streams one by one and joined to planes, sums by row. A
+    /// tensor that is kept is copied in pieces.
+    fn plain_peak_bytes(&self) -> u64 {
+        match &self.action {
+            Action::Quantize { .. } => {
+                let rows = self.tensor.rows_cols().0 as u64;
+                let values = self.tensor.n_weights().saturating_mul(4);
+                values.saturating_add(2 * self.estimated_bytes).saturating_add(64 * rows)
+            }
+            _ => 0,
+        }
+    }
+
     /// Bytes that quantizing the tensor takes at most with feedback; 0 without.
     pub(crate) fn peak_bytes(&self) -> u64 {
         match &self.action {
@@ -226,6 +244,7 @@ pub fn plan(source: &dyn ModelSource, options: &QuantizeOptions) -> Result<Plan,
         patched_config,
         budget: None,
         part: None,
+        batch_bytes: BATCH_BYTES,
     };
     choose_rates(&mut plan, source, &codec, &free)?;
     Ok(plan)
@@ -302,6 +321,41 @@ impl Plan {
         is_sequential || self.is_tuned() || self.pace().is_some()
     }
 
+    /// Bytes that a run without activations takes at most beside the program: the largest tensor with its planes, and what threads and
+    /// writer need. Depends on the number of threads, not on that of tensors.
+    pub fn peak_bytes(&self) -> u64 {
+        let scratch = THREAD_BYTES * rayon::current_num_threads() as u64 + WRITER_BYTES;
+        scratch.saturating_add(self.items.iter().map(PlanItem::plain_peak_bytes).max().unwrap_or_default())
+    }
+
+    /// The tensor that takes most while it is quantized; `None` if none is.
+    pub fn largest(&self) -> Option<&PlanItem> {
+        self.items
+            .iter()
+            .filter(|item| matches!(item.action, Action::Quantize { .. }))
+            .max_by_key(|item| item.tensor.n_weights())
+    }
+
+    /// Lets tensors that are quantized at the same time take at most `bytes` together; one alone may take more. The output is the same.
+    pub fn limit_batches(&mut self, bytes: u64) {
+        self.batch_bytes = bytes;
+    }
+
+    /// Seconds that quantizing takes on this machine, by a trial of the method that most weights are under; `None` for methods with
+    /// calibration, whose time depends on the text.
+    ///
+    /// # Errors
+    /// [`QuantizeError::Codec`] if the method cannot code what is usual.
+    pub fn expected_seconds(&self) -> Result<Option<f64>, QuantizeError> {
+        if self.needs_calibration() {
+            return Ok(None);
+        }
+        let coded = |item: &PlanItem| matches!(item.action, Action::Quantize { .. });
+        let weights: u64 = self.items.iter().filter(|item| coded(item)).map(|item| item.tensor.n_weights()).sum();
+        let Some(Action::Quantize { method, .. }) = self.largest().map(|item| &item.action) else { return Ok(None) };
+        Ok(Some(crate::encode::trial_seconds(method)? * weights as f64))
+    }
+
     /// Bytes that a run with `activations` takes at most to quantize, beside what the activations take: the tensors that are worked on at
     /// the same time, with their second moments in the frame, damped and factored. Depends on the number of threads.
     pub fn encode_peak_bytes(&self, activations: &dyn Activations) -> u64 {
@@ -315,7 +369,9 @@ impl Plan {
         // A run that is taken up again may start anywhere.
         let of_batch = |start: usize| {
             let left = &peaks[start..];
-            left[..batch_len(left.iter().copied())].iter().fold(0u64, |sum, peak| sum.saturating_add(*peak))
+            left[..batch_len(left.iter().copied(), self.batch_bytes)]
+                .iter()
+                .fold(0u64, |sum, peak| sum.saturating_add(*peak))
         };
         scratch.saturating_add((0..peaks.len()).map(of_batch).max().unwrap_or_default())
     }

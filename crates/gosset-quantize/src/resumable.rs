@@ -65,6 +65,7 @@ pub(crate) struct Resumable<'a> {
     total: usize,
     weights_done: u64,
     started: Instant,
+    release_input: bool,
 }
 
 impl<'a> Resumable<'a> {
@@ -88,10 +89,12 @@ impl<'a> Resumable<'a> {
             total: plan.items.iter().filter(|item| is_quantized(item)).count(),
             weights_done: 0,
             started: Instant::now(),
+            release_input: false,
         }
     }
 
     pub(crate) fn run(mut self, out: &Path, options: &RunOptions) -> Result<Report, QuantizeError> {
+        self.release_input = options.release_input;
         let folder = work::folder_of(out);
         let writer = match Writer::create(out, options.overwrite) {
             Ok(writer) => Some(writer),
@@ -296,7 +299,8 @@ impl<'a> Resumable<'a> {
         if self.activations.as_ref().is_none_or(one_by_one) {
             return 1;
         }
-        batch_len(left.iter().map(|unit| unit.items.iter().map(|&index| self.plan.items[index].peak_bytes()).sum()))
+        let peaks = left.iter().map(|unit| unit.items.iter().map(|&index| self.plan.items[index].peak_bytes()).sum());
+        batch_len(peaks, self.plan.batch_bytes)
     }
 
     /// Quantizes tensors that do not wait for each other at the same time, and keeps them one by one.
@@ -376,6 +380,9 @@ impl<'a> Resumable<'a> {
                 let forecast = stored.forecast(tensor, pace.max_bytes());
                 pace.change(index, forecast);
             }
+            if self.release_input {
+                self.source.release(index);
+            }
             self.measured[index] = measured;
             self.done += 1;
         }
@@ -401,12 +408,20 @@ impl<'a> Resumable<'a> {
         Ok(moments)
     }
 
+    /// Asks for the tensor behind `index` of a run in the order of the source to be read ahead.
+    fn read_ahead(&self, index: usize) {
+        if let Some(next) = self.plan.items[index + 1..].iter().find(|item| is_quantized(item)) {
+            self.source.read_ahead(next.index);
+        }
+    }
+
     /// Quantizes one tensor.
     fn quantize(&mut self, index: usize) -> Result<(Stored, Measured), QuantizeError> {
         let moments = self.moments(index)?;
         let item = &self.plan.items[index];
         let (tensor, n_weights) = (item.tensor.name.as_str(), item.tensor.n_weights());
         self.observer.event(&Event::Started { tensor, index: self.done, total: self.total, n_weights });
+        self.read_ahead(index);
         let encoded = encode(item, index, planned(item), self.source, moments.as_ref(), self.pace.as_mut())?;
         self.finished(index);
         Ok(encoded)
@@ -449,13 +464,13 @@ impl<'a> Resumable<'a> {
         Ok(tuned)
     }
 
-    /// Adds all tensors in the order of the source.
-    fn compose(&self, writer: &mut Writer) -> Result<(), QuantizeError> {
+    /// Adds all tensors in the order of the source, and lets go of each part when its last tensor was added.
+    fn compose(&mut self, writer: &mut Writer) -> Result<(), QuantizeError> {
         for item in &self.plan.items {
             let name = &item.tensor.name;
-            match (&item.action, self.parts.get(name)) {
+            match (&item.action, self.parts.remove(name)) {
                 (Action::Skip { .. }, _) => {}
-                (_, Some(part)) => writer.copy_tensor(part, name)?,
+                (_, Some(part)) => writer.copy_tensor(&part, name)?,
                 (Action::Keep { reason, .. }, None) => keep(item, reason, self.source, writer)?,
                 (Action::Quantize { .. }, None) => unreachable!("every tensor that is quantized is in a part by now"),
             }

@@ -28,6 +28,9 @@ pub struct RunOptions {
     pub restart: bool,
     /// Whether a run without calibration keeps what is finished, to be taken up after an interruption; calibrated runs always do.
     pub resumable: bool,
+    /// Whether the system may forget input pages as soon as their tensor is finished, where memory is short; another run would find them
+    /// in its cache.
+    pub release_input: bool,
 }
 
 impl RunOptions {
@@ -39,8 +42,9 @@ impl RunOptions {
 
 /// Quantizes `source` as `plan` says into one container at `out`, with the `activations` that some methods need.
 ///
-/// Memory holds the f32 values of one tensor and its planes at a time, of a block in runs that tune, of several tensors in bounded memory
-/// ([`Plan::encode_peak_bytes`]) in other runs with activations, and what these take. The
+/// Memory holds one tensor at a time, its f32 values and its planes ([`Plan::peak_bytes`]), a block in runs that tune, several tensors in
+/// bounded memory ([`Plan::encode_peak_bytes`]) in other runs with activations, and what these take; the next tensor is read ahead into
+/// the cache of the system. The
 /// file appears under its name when it is complete. The bytes depend on the source and the options only; with activations on the
 /// kind of processor too, never on the number of threads.
 ///
@@ -115,7 +119,13 @@ fn direct(
         }
         let (tensor, n_weights) = (item.tensor.name.as_str(), item.tensor.n_weights());
         observer.event(&Event::Started { tensor, index, total, n_weights });
+        if let Some(next) = plan.items[index + 1..].iter().find(|i| is_stored(i)) {
+            source.read_ahead(next.index);
+        }
         measured.push(store(item, index, source, &mut writer, pace.as_mut())?);
+        if options.release_input {
+            source.release(item.index);
+        }
         if is_stored(item) {
             weights_done += n_weights;
         }

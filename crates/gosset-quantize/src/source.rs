@@ -91,6 +91,12 @@ pub trait ModelSource: Send + Sync {
         out.write_all(&self.raw_bytes(index)?).map_err(|source| SourceError::Sink { source })
     }
 
+    /// Asks for tensor `index` to be read ahead, without waiting. Nothing depends on it but time.
+    fn read_ahead(&self, _index: usize) {}
+
+    /// Says that tensor `index` will not be read again, so that what the system keeps of it can go.
+    fn release(&self, _index: usize) {}
+
     /// The side file `name` (`config.json`, `tokenizer.json`, …), `None` if there is none.
     fn blob(&self, name: &str) -> Option<&[u8]>;
 

@@ -1,6 +1,7 @@
 //! `gosset quantize`: a checkpoint becomes a container.
 
 mod calibrate;
+mod memory;
 mod method;
 mod report;
 
@@ -21,6 +22,7 @@ use gosset_runtime::calibration::Calibration;
 use serde_json::json;
 
 use self::calibrate::CalibrationArgs;
+use self::memory::peak_bytes;
 use self::method::MethodParser;
 use self::report::print_report;
 pub(crate) use self::report::record_line;
@@ -117,6 +119,10 @@ pub(crate) struct QuantizeArgs {
     /// always do.
     #[arg(long)]
     resumable: bool,
+    /// Memory that the run may take, such as 400MiB or 8GB: fewer tensors at the same time, input pages given back as tensors finish;
+    /// refused before the start where the largest tensor does not fit.
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    max_memory: Option<u64>,
     /// Throw away what an interrupted run left in FILE.work.
     #[arg(long)]
     restart: bool,
@@ -196,6 +202,9 @@ pub(crate) fn run(args: &QuantizeArgs) -> Result<()> {
     if let Some(part) = args.part {
         plan = plan.part(part, source.as_ref())?;
     }
+    if let Some(max) = args.max_memory {
+        memory::limit(&mut plan, source.as_ref(), calibration.as_ref(), max)?;
+    }
     let out = match &args.output {
         Some(out) if !args.dry_run => out,
         _ => return dry_run(args, source.as_ref(), &plan, calibration.as_ref()),
@@ -212,7 +221,12 @@ pub(crate) fn run(args: &QuantizeArgs) -> Result<()> {
         plan.warnings.extend(calibration.warnings());
         calibrate::watch(calibration, Arc::clone(&reporter.progress), Arc::clone(&reporter.weights_done));
     }
-    let run_options = RunOptions { overwrite: args.force, restart: args.restart, resumable: args.resumable };
+    let run_options = RunOptions {
+        overwrite: args.force,
+        restart: args.restart,
+        resumable: args.resumable,
+        release_input: args.max_memory.is_some(),
+    };
     let activations = calibration.as_mut().map(|c| c as &mut dyn Activations);
     let watch = interrupt::watch_slowly();
     let mut report = gosset_quantize::run(&plan, source.as_ref(), activations, out, &run_options, &reporter)?;
@@ -246,25 +260,21 @@ fn opening(source: &dyn ModelSource, plan: &Plan, calibration: Option<&Calibrati
         output::bytes(estimate.file_bytes),
         estimate.file_bps,
     );
+    text += &format!(" in at most {} of memory", output::bytes(peak_bytes(source, plan, calibration)));
     match calibration {
-        None => {
-            text += &format!("; the largest tensor takes {} of memory", output::bytes(estimate.largest_tensor_bytes));
-        }
-        Some(calibration) => {
-            let peak = output::bytes(peak_bytes(plan, calibration));
-            text += &format!(" in at most {peak} of memory; calibrating on {}", record_line(&calibration.record()));
-        }
+        None => text += &plan.expected_seconds().ok().flatten().map_or_else(String::new, expected_time),
+        Some(calibration) => text += &format!("; calibrating on {}", record_line(&calibration.record())),
     }
     text
 }
 
-/// Most memory that a run with calibration takes: program, activations, and the tensors that are worked on.
-fn peak_bytes(plan: &Plan, calibration: &Calibration<'_>) -> u64 {
-    /// Program, tokenizer, allocator and thread stacks: a run on the embedded model took 135 MB of which 50 were on the heap at once.
-    const PROGRAM: u64 = 96 << 20;
-    // What is freed between tensors of different sizes does not all go back to the system: with 428 MB stated a run took 512 MB in all.
-    let heap = calibration.expected_run_bytes(plan);
-    PROGRAM + heap + heap / 16
+/// What to say of the seconds that a run is expected to take.
+fn expected_time(seconds: f64) -> String {
+    match seconds.ceil() as u64 {
+        s @ ..120 => format!(" and about {s} s"),
+        s @ ..7200 => format!(" and about {} min", s.div_ceil(60)),
+        s => format!(" and about {:.1} h", s as f64 / 3600.0),
+    }
 }
 
 /// Shows events as progress; asks the run to stop after Ctrl-C.
@@ -349,7 +359,7 @@ fn dry_run(
                 "file_bytes": estimate.file_bytes, "n_params": estimate.n_params, "n_quantized": estimate.n_quantized,
                 "payload_bps": estimate.payload_bps, "all_in_bps": estimate.all_in_bps, "file_bps": estimate.file_bps,
                 "largest_tensor_bytes": estimate.largest_tensor_bytes,
-                "peak_memory_bytes": calibration.map(|calibration| peak_bytes(plan, calibration)),
+                "peak_memory_bytes": peak_bytes(source, plan, calibration),
             },
             "tensors": tensors,
         }));
@@ -387,9 +397,9 @@ fn dry_run(
         writeln!(out, "output head: {}", tie.describe())?;
     }
     if let Some(calibration) = calibration {
-        let peak = output::bytes(peak_bytes(plan, calibration));
-        writeln!(out, "calibration: {}; at most {peak} of memory", printable(&record_line(&calibration.record())))?;
+        writeln!(out, "calibration: {}", printable(&record_line(&calibration.record())))?;
     }
+    writeln!(out, "memory: at most {}", output::bytes(peak_bytes(source, plan, calibration)))?;
     for warning in &plan.warnings {
         writeln!(out, "warning: {}", printable(warning))?;
     }

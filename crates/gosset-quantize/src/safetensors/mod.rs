@@ -163,6 +163,18 @@ impl ModelSource for SafetensorsSource {
         Ok(())
     }
 
+    fn read_ahead(&self, index: usize) {
+        if let Ok((t, shard, start)) = self.place(index) {
+            shard.read_ahead(start, t.n_bytes);
+        }
+    }
+
+    fn release(&self, index: usize) {
+        if let Ok((t, shard, start)) = self.place(index) {
+            shard.release(start, t.n_bytes);
+        }
+    }
+
     fn blob(&self, name: &str) -> Option<&[u8]> {
         self.blobs.iter().find(|(n, _)| n == name).map(|(_, bytes)| bytes.as_slice())
     }

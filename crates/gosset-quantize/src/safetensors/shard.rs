@@ -4,8 +4,8 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::PathBuf;
 
-use gosset_container::file_kind;
 use gosset_container::safetensors_header::{self as st, Header, HeaderProblem};
+use gosset_container::{file_advice, file_kind};
 use sha2::{Digest, Sha256};
 
 use crate::error::SourceError;
@@ -56,6 +56,18 @@ impl Shard {
     }
 }
 
+impl Shard {
+    /// Asks for `len` bytes from byte `at` to be read ahead.
+    pub(super) fn read_ahead(&self, at: u64, len: u64) {
+        self.file.with(|file| file_advice::read_ahead(file, at, len));
+    }
+
+    /// Gives back the cached pages of `len` bytes from byte `at`.
+    pub(super) fn release(&self, at: u64, len: u64) {
+        self.file.with(|file| file_advice::release(file, at, len));
+    }
+}
+
 /// A file that many threads read at positions of their own.
 #[derive(Debug)]
 struct PositionedFile {
@@ -74,6 +86,16 @@ impl PositionedFile {
     #[cfg(unix)]
     fn read_exact_at(&self, at: u64, out: &mut [u8]) -> io::Result<()> {
         std::os::unix::fs::FileExt::read_exact_at(&self.file, out, at)
+    }
+
+    #[cfg(unix)]
+    fn with(&self, take: impl FnOnce(&File)) {
+        take(&self.file);
+    }
+
+    #[cfg(not(unix))]
+    fn with(&self, take: impl FnOnce(&File)) {
+        take(&self.file.lock().unwrap_or_else(std::sync::PoisonError::into_inner));
     }
 
     #[cfg(not(unix))]

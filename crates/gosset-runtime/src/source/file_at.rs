@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use gosset_container::file_kind;
+use gosset_container::{file_advice, file_kind};
 
 use crate::RuntimeError;
 
@@ -38,6 +38,16 @@ impl FileAt {
     /// Fills `out` with the bytes from position `at`.
     pub(crate) fn read_exact_at(&self, out: &mut [u8], at: u64) -> Result<(), RuntimeError> {
         read_exact_at(&self.file, out, at).map_err(RuntimeError::io(&self.path))
+    }
+
+    /// Asks for `len` bytes from position `at` to be read ahead.
+    pub(crate) fn read_ahead(&self, at: u64, len: u64) {
+        file_advice::read_ahead(&self.file, at, len);
+    }
+
+    /// Gives back the cached pages of `len` bytes from position `at`.
+    pub(crate) fn release(&self, at: u64, len: u64) {
+        file_advice::release(&self.file, at, len);
     }
 
     /// A reader from the start; calls at positions go on working beside it.

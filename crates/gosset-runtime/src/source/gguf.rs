@@ -237,6 +237,18 @@ impl ModelSource for GgufSource {
         })
     }
 
+    fn read_ahead(&self, index: usize) {
+        if let Ok(place) = self.place(index) {
+            self.files[place.file].read_ahead(place.at, (place.rows * place.row_bytes) as u64);
+        }
+    }
+
+    fn release(&self, index: usize) {
+        if let Ok(place) = self.place(index) {
+            self.files[place.file].release(place.at, (place.rows * place.row_bytes) as u64);
+        }
+    }
+
     fn blob(&self, name: &str) -> Option<&[u8]> {
         self.blobs.iter().find(|(n, _)| *n == name).map(|(_, bytes)| bytes.as_slice())
     }
