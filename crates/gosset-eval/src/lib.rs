@@ -49,8 +49,8 @@ pub use evaluate::{CausalLm, PplResult, WindowResult, evaluate};
 pub use nll::{NllSum, token_nll};
 pub use overlap::TextOverlap;
 pub use passkey::{
-    PASSKEY_ANSWER_START, PASSKEY_ANSWER_TOKENS, Passkey, PasskeyAnswer, PasskeyPlan, PasskeyReply, PasskeyResult,
-    score_passkeys,
+    PASSKEY_ANSWER_START, PASSKEY_ANSWER_TOKENS, Passkey, PasskeyAnswer, PasskeyAsk, PasskeyPlan, PasskeyReply,
+    PasskeyResult, score_passkeys,
 };
 pub use protocol::{BosPolicy, PRESETS, PplProtocol, Preset, Scored, Tail, TextJoin};
 pub use record::{CalibrationNote, EvalReport, PplRecord, Provenance, Rates, ReportRow};

@@ -8,7 +8,7 @@ use std::ops::ControlFlow;
 
 use serde::{Deserialize, Serialize};
 
-use crate::EvalError;
+use crate::{Encode, EvalError};
 
 /// Tokens that an answer may have: more than five digits take in any vocabulary.
 pub const PASSKEY_ANSWER_TOKENS: usize = 12;
@@ -164,10 +164,7 @@ impl Passkey {
     /// # Errors
     ///
     /// [`EvalError::Passkey`] if not even the text without filler fits, or with what `encode` says.
-    pub fn prompt(
-        &self,
-        encode: &mut dyn FnMut(&str) -> Result<Vec<u32>, Box<dyn Error + Send + Sync>>,
-    ) -> Result<Vec<u32>, EvalError> {
+    pub fn prompt(&self, encode: &mut Encode<'_>) -> Result<Vec<u32>, EvalError> {
         let fail = |what: String| EvalError::Passkey { context: self.context, trial: self.trial, what };
         let mut encode = |sentences| encode(&self.text(sentences)).map_err(|error| fail(error.to_string()));
         let room = self.context.saturating_sub(PASSKEY_ANSWER_TOKENS);
@@ -209,6 +206,9 @@ pub struct PasskeyReply {
     pub kv_all_in_bps: Option<f64>,
 }
 
+/// Continues the ids of a prompt.
+pub type PasskeyAsk<'a> = dyn FnMut(&[u32]) -> Result<PasskeyReply, Box<dyn Error + Send + Sync>> + 'a;
+
 /// Puts every prompt, the ids of which stand beside it, and sums up by context; `seconds` and `form` are left to the caller.
 ///
 /// `answer` continues ids greedily by at most [`PASSKEY_ANSWER_TOKENS`]; `None` if it, asked before each prompt, stops the run.
@@ -219,7 +219,7 @@ pub struct PasskeyReply {
 pub fn score_passkeys(
     prompts: &[(Passkey, Vec<u32>)],
     seed: u64,
-    answer: &mut dyn FnMut(&[u32]) -> Result<PasskeyReply, Box<dyn Error + Send + Sync>>,
+    answer: &mut PasskeyAsk<'_>,
     on_prompt: &mut dyn FnMut(&Passkey) -> ControlFlow<()>,
 ) -> Result<Option<Vec<PasskeyResult>>, EvalError> {
     let mut results: Vec<PasskeyResult> = Vec::new();

@@ -69,6 +69,7 @@ impl LanguageModel {
     /// # Errors
     ///
     /// [`RuntimeError::Token`] and [`RuntimeError::ContextOverflow`] before any work.
+    #[allow(clippy::type_complexity)]
     pub fn see_queries_and_keys(
         &self,
         tokens: &[u32],
