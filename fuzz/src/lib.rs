@@ -5,7 +5,6 @@
 //! rows that come back from their page), the function asserts it.
 
 mod files;
-mod heap;
 mod kv;
 mod matrix;
 mod text;
@@ -14,8 +13,10 @@ pub use files::{SEPARATOR, repaired};
 pub use kv::{n_codecs, page_of};
 pub use matrix::{matrix_input, parse_matrix, unisvq_input};
 
+use peak_alloc::PeakAlloc;
+
 #[global_allocator]
-static HEAP: heap::CountingHeap = heap::CountingHeap;
+static HEAP: PeakAlloc = PeakAlloc;
 
 /// One kind of input.
 #[derive(Debug, Clone, Copy)]
@@ -79,9 +80,10 @@ pub fn entry(name: &str) -> &'static Entry {
 /// If they are more than the limit, or where the entry finds a law broken.
 pub fn check(name: &str, data: &[u8]) -> usize {
     let entry = entry(name);
-    let before = heap::reset();
+    HEAP.reset_peak_usage();
+    let before = HEAP.current_usage();
     (entry.run)(data);
-    let (peak, limit) = (heap::peak().saturating_sub(before), entry.limit(data.len()));
+    let (peak, limit) = (HEAP.peak_usage().saturating_sub(before), entry.limit(data.len()));
     assert!(
         peak <= limit,
         "{name}: {} bytes of input made {peak} bytes be allocated, expected {limit} at most",
@@ -91,6 +93,7 @@ pub fn check(name: &str, data: &[u8]) -> usize {
 }
 
 /// For fuzz targets: as [`check`], with panics that the code under test catches left alone and one line for those that it does not.
+#[allow(clippy::print_stderr, reason = "the last line of a fuzz target that found something")]
 pub fn fuzz(name: &'static str, data: &[u8]) {
     static ONCE: std::sync::Once = std::sync::Once::new();
     // libFuzzer's own hook ends the process on every panic, also on those of libraries that are caught and told as errors.

@@ -46,11 +46,14 @@ fn join(header: String, planes: impl Iterator<Item = (u8, Vec<u8>)>) -> Vec<u8> 
     out
 }
 
+/// Planes with the numbers of their names.
+type Planes<'a> = Vec<(u8, &'a [u8])>;
+
 /// Header and planes of an input; lengths beyond its end stop there.
-fn split(data: &[u8]) -> Option<(&[u8], Vec<(u8, &[u8])>)> {
+fn split(data: &[u8]) -> Option<(&[u8], Planes<'_>)> {
     let line = data.iter().position(|&b| b == b'\n')?;
     let (header, mut rest) = (&data[..line], &data[line + 1..]);
-    let mut planes = Vec::new();
+    let mut planes = Planes::new();
     while let Some((head, body)) = rest.split_first_chunk::<5>() {
         let len = u32::from_le_bytes([head[1], head[2], head[3], head[4]]) as usize;
         let (bytes, next) = body.split_at(len.min(body.len()));
