@@ -7,6 +7,7 @@ mod ans;
 mod blas;
 mod device;
 mod fixed;
+mod kv;
 mod loading;
 mod model;
 mod quantize;
