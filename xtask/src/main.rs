@@ -21,6 +21,7 @@ mod fetch_tasks;
 mod kernel_results;
 mod kv_scores;
 mod kv_tables;
+mod memory;
 mod plots;
 mod ptx;
 mod rd;
@@ -63,6 +64,8 @@ enum Verb {
     Ci(ci::CiArgs),
     /// The tests alone: every package, then the doctests.
     Test(ci::TestArgs),
+    /// Memory of quantizing a generated model of 1 GiB under a limit, and of running it, layer by layer.
+    Memory(memory::MemoryArgs),
     /// The CPU benchmarks; results go to docs/results.
     Bench(bench::BenchArgs),
     /// Times of the CUDA kernels beside cuBLAS, each beside its distortion; without a device: the CPU part.
@@ -83,6 +86,7 @@ fn main() -> ExitCode {
         Verb::Tidy => tidy::run(&workspace),
         Verb::Ci(args) => ci::run(&workspace, &args),
         Verb::Test(args) => ci::run_tests(&workspace, &args),
+        Verb::Memory(args) => memory::run(&workspace, &args),
         Verb::Bench(args) => bench::run(&workspace, &args),
         Verb::BenchKernels(args) => bench_kernels::run(&workspace, &args),
     });

@@ -10,6 +10,7 @@ mod diff;
 mod generate;
 mod interrupt;
 mod kv;
+mod long_runs;
 mod quantize;
 mod recommend;
 mod resume;

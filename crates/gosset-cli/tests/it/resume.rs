@@ -13,10 +13,15 @@ fn tiny() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/tiny")
 }
 
-/// Words of a run with calibration into `out`.
+/// Words of a run into `out` that can be taken up again, with calibration where the codec needs one.
 fn line(out: &str, codec: &str, rate: &str) -> String {
     let model = tiny().display().to_string();
-    format!("quantize {model} -o {out} --codec {codec} --rate {rate} --calibration-tokens 1024 --quiet")
+    let how = if codec.ends_with("+feedback") || codec.starts_with("unisvq") {
+        "--calibration-tokens 1024"
+    } else {
+        "--resumable"
+    };
+    format!("quantize {model} -o {out} --codec {codec} --rate {rate} {how} --quiet")
 }
 
 /// Numbers that look random, the same in every run.
@@ -33,19 +38,18 @@ fn n_parts(bench: &Bench) -> usize {
 
 #[test]
 fn c12_a_killed_run_goes_on_to_the_same_bytes() {
-    /// Kills until a run is left to its end, for each of two methods.
-    const KILLS: usize = 10;
     /// Tensors of the model that are quantized.
     const TENSORS: f64 = 21.0;
     let bench = Bench::new();
-    for codec in ["e8+feedback", "unisvq"] {
+    // Kills until a run is left to its end.
+    for (codec, kills) in [("e8+feedback", 10), ("unisvq", 10), ("trellis-256", 20)] {
         bench.run(&line("whole.gosset", codec, "3")).ok();
         let whole = fs::read(bench.path("whole.gosset")).unwrap();
         let mut state = 20_260_610;
         let mut n_killed = 0;
-        for kill in 0..KILLS {
+        for kill in 0..kills {
             // Evenly over the run, at any moment of a tensor.
-            let at = (kill as f64 * TENSORS / KILLS as f64) as usize;
+            let at = (kill as f64 * TENSORS / kills as f64) as usize;
             let words = line("out.gosset", codec, "3");
             let mut child = bench.command(words.split_whitespace()).stderr(Stdio::null()).spawn().unwrap();
             while n_parts(&bench) < at && child.try_wait().unwrap().is_none() {
@@ -61,7 +65,7 @@ fn c12_a_killed_run_goes_on_to_the_same_bytes() {
             }
             break;
         }
-        assert!(n_killed >= KILLS / 2, "only {n_killed} runs were killed before their end");
+        assert!(n_killed >= kills / 2, "only {n_killed} runs were killed before their end");
         if !bench.path("out.gosset").exists() {
             bench.run(&line("out.gosset", codec, "3")).ok();
             assert!(!bench.path("out.gosset.work").exists(), "{codec}: a complete run leaves no work folder");
