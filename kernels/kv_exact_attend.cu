@@ -94,8 +94,8 @@ __device__ __forceinline__ void attend(const KvExactAttendParams& p) {
     sums.write_reference(shared.references[0][warp], lane);
     sums.write_sum(shared.weights[warp], lane);
     const bool last = join<DIM, WARPS, 1>(
-        [&](int, int w) -> const float* { return shared.sums[w][0]; }, shared.references, shared.weights, shared.scratch, shared.out[0], n_heads,
-        p.parts + static_cast<size_t>(head0) * gridDim.x * (DIM + 2), active, p.counters + blockIdx.y);
+        [&](int, int w) -> const float* { return shared.sums[w][0]; }, [&](int) { return make_uint2(0, active); }, shared.references, shared.weights, shared.scratch, shared.out[0], n_heads,
+        p.parts + static_cast<size_t>(head0) * gridDim.x * (DIM + 4), active, p.counters + blockIdx.y);
     if (!last) return;
     for (unsigned i = threadIdx.x; i < n_heads * DIM; i += WARPS * 32) p.out[head0 * DIM + i] = shared.out[0][i];
 }

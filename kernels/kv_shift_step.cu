@@ -12,7 +12,7 @@
 //
 // Two kernels. kv_shift_query: one warp per head rotates queries, makes w, and appends the newest key and value. Grid heads + 2 * kv_heads, block 32.
 //
-// kv_shift_attend: grid (splits <= 64, kv_heads * blocks of 4 heads). A unit is a page, or 64 exact rows; a block has a span of units, its warps take them in
+// kv_shift_attend: grid (splits <= 64, kv_heads * blocks of 4 heads). A unit is a page, or 32 exact rows; a block has a span of units, its warps take them in
 // turn, 32 positions at a time. A warp owns `stages` slots for keys and as many for values, and copies ahead while it decodes. Blocks of one head block meet
 // at a counter; the last one adds up and transforms back. Shared memory, dynamic: 1024 + the table (128 KiB: at the absolute address 1024, so that a look-up
 // needs no addition) + 13 KiB at most + slots. Programmatic launch: table, patterns and the first copies are there before the kernel waits for the first one.
@@ -35,11 +35,11 @@ constexpr int DIM = KV_DIM, kWarps = KV_WARPS, kThreads = 32 * kWarps, kHalf = D
 
 // Shared memory between the table and the slots.
 struct Shared {
-    float q[kHeads][DIM];    // Rotated queries; at the end `out` of join begins here.
+    float q[kHeads][DIM];         // Rotated queries; at the end `out` of join begins here.
     float mean[kHeads][DIM + 4];  // w by pair, over a power of two; heads on other banks.
     uint4 turns[32][DIM / 8];     // Halves: cosines and sines of position 4 (j / 2) + j % 2; odd j / 2 with columns 4 to 7 first, and so on.
     float references[2][kWarps][kHeads], weights[kWarps][kHeads];
-    float mean_factor[kHeads];
+    float mean_factor[kHeads], key_factors[kHalf];
 };
 static_assert(sizeof(Shared) % 16 == 0 && sizeof(float) * 2 * kHeads * DIM <= sizeof(Shared::q) + sizeof(Shared::mean));
 static_assert(sizeof(Shared::turns) >= sizeof(float) * kHeads * 64);
@@ -115,11 +115,20 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kv_shift_attend(const 
     const unsigned kv_head = blockIdx.y / blocks, first = blockIdx.y % blocks * kHeads;
     const unsigned n_heads = min(kHeads, group - first), head0 = kv_head * group + first;
 
+    TablePart<kThreads> part;
+    part.load(p.table);
+    Ends key_ends[DIM / 32], value_ends[DIM / 64];
+#pragma unroll
+    for (int s = 0; s < DIM / 32; ++s) key_ends[s].load(p.key_ends + kv_head * kHalf + 4 * (4 * s + t));
+#pragma unroll
+    for (int s = 0; s < DIM / 64; ++s) value_ends[s].load(p.value_ends + 4 * (8 * s + g));
+    const float factor = tid < kHalf ? __ldg(p.key_factors + kv_head * kHalf + tid) : 0.0f;
+
     // The position is older than the predecessor, and so are all keys and values but the newest.
     const unsigned position = *p.position, behind = p.sinks + p.window;
     const unsigned pages = min(p.pages, position > behind ? (position - behind) / kPageRows : 0);
     const unsigned exact = position + 1 - kPageRows * pages, sinks = min(p.sinks, position + 1);
-    const unsigned units = pages + (exact + kPageRows - 1) / kPageRows;
+    const unsigned units = pages + (exact + kChunk - 1) / kChunk;
     const unsigned span = max(p.min_span, (units + gridDim.x - 1) / gridDim.x), active = (units + span - 1) / span;
     if (blockIdx.x >= active) return;
     const unsigned block_begin = blockIdx.x * span, block_end = min(units, block_begin + span);
@@ -150,12 +159,18 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kv_shift_attend(const 
     Set<kKeyStride> key_sets[DIM / 32];
     Set<kValueStride> value_sets[DIM / 64];
     uint32_t fits = 0;
+#pragma unroll
+    for (int s = 0; s < DIM / 32; ++s) fits |= key_ends[s].fit(p.state_bits) << s;
+#pragma unroll
+    for (int s = 0; s < DIM / 64; ++s) fits |= value_ends[s].fit(p.state_bits) << (8 + s);
+    fits = __reduce_and_sync(kAll, fits);
+#pragma unroll
+    for (int s = 0; s < DIM / 32; ++s) key_sets[s].set(key_ends[s], 16 * g, fits >> s & 1);
+#pragma unroll
+    for (int s = 0; s < DIM / 64; ++s) value_sets[s].set(value_ends[s], 16 * t, fits >> (8 + s) & 1);
     if (has_sealed) {
-        fill_table<kThreads>(table, p.table);
-#pragma unroll
-        for (int s = 0; s < DIM / 32; ++s) fits |= key_sets[s].set(p.key_ends + kv_head * kHalf, 4 * (4 * s + t), 16 * g, p.state_bits) << s;
-#pragma unroll
-        for (int s = 0; s < DIM / 64; ++s) fits |= value_sets[s].set(p.value_ends, 4 * (8 * s + g), 16 * t, p.state_bits) << (8 + s);
+        part.store(table);
+        if (tid < kHalf) shared.key_factors[tid] = factor;
         if (p.key_means != nullptr) {
             for (unsigned i = tid; i < 32 * (DIM / 8); i += kThreads) {
                 const unsigned j = i / (DIM / 8), c = i % (DIM / 8);
@@ -185,7 +200,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kv_shift_attend(const 
     if (begin < sealed_end) {
         q.load(
             [&](unsigned pair) {
-                const float f0 = __ldg(p.key_factors + kv_head * kHalf + pair), f1 = __ldg(p.key_factors + kv_head * kHalf + pair + 1);
+                const float f0 = shared.key_factors[pair], f1 = shared.key_factors[pair + 1];
                 const unsigned i0 = pair_first(p, pair), j0 = pair_second(p, pair), i1 = pair_first(p, pair + 1), j1 = pair_second(p, pair + 1);
                 return make_float4(query[i0] * f0, query[j0] * f0, query[i1] * f1, query[j1] * f1);
             },
@@ -303,17 +318,18 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kv_shift_attend(const 
         if (unit < sealed_end) unit += (sealed_end - unit + kWarps - 1) / kWarps * kWarps;
         if (unit < block_end) q.load([&](unsigned pair) { return *reinterpret_cast<const float4*>(query + 2 * pair); }, p.scale, lane);
         const unsigned tail_first = (p.sinks + kPageRows * pages) % p.tail;
-        for (unsigned i = 0; unit < block_end; ++i, unit += i % 2 == 0 ? kWarps : 0) {
-            const unsigned base = (unit - pages) * kPageRows + i % 2 * kChunk;
-            if (base >= exact) continue;
+        for (; unit < block_end; unit += kWarps) {
+            const unsigned base = (unit - pages) * kChunk;
             auto row = [&](const __half* sink, const __half* tail, unsigned i) {
                 const unsigned e = min(base + i, exact - 1);
                 if (e < sinks) return sink + (static_cast<size_t>(kv_head) * p.sinks + e) * DIM;
                 const unsigned at = tail_first + e - sinks;
                 return tail + (static_cast<size_t>(kv_head) * p.tail + (at < p.tail ? at : at - p.tail)) * DIM;
             };
+            ExactRows<DIM> rows;
+            rows.load([&](unsigned i) { return row(p.sink_keys, p.tail_keys, i); }, [&](unsigned i) { return row(p.sink_values, p.tail_values, i); }, lane);
             float d[2][4] = {}, s[4][2];
-            exact_scores<DIM>(d, [&](unsigned i) { return row(p.sink_keys, p.tail_keys, i); }, q, lane);
+            rows.scores(d, q);
             Sums<DIM, __half>::scores(s, d, q.factor);
             const float log[4] = {};
 #pragma unroll
@@ -325,10 +341,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kv_shift_attend(const 
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 uint32_t b[4];
-                uint4 v[DIM / 64][4];
                 Sums<DIM, __half>::operands(b, w, h, lane);
-                exact_load<DIM>(v, [&](unsigned i) { return row(p.sink_values, p.tail_values, i); }, h, lane);
-                exact_add<DIM, __half>(sums.acc, v, b);
+                exact_add<DIM, __half>(sums.acc, rows.v[h], b);
             }
         }
         // The table is not used any more.
@@ -344,8 +358,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kv_shift_attend(const 
             if (kind == 0) return has_sealed ? reinterpret_cast<const float*>(all_slots + w * slot_bytes) : nullptr;
             return has_exact ? exact_sums + w * kHeads * DIM : nullptr;
         },
+        // Blocks with pages come first, those with exact rows last.
+        [&](int kind) { return kind == 0 ? make_uint2(0, (pages + span - 1) / span) : make_uint2(pages / span, active); },
         shared.references, shared.weights, reinterpret_cast<float(*)[64]>(&shared.turns), out, n_heads,
-        p.parts + static_cast<size_t>(head0) * gridDim.x * (2 * DIM + 2), active, p.counters + blockIdx.y);
+        p.parts + static_cast<size_t>(head0) * gridDim.x * (2 * DIM + 4), active, p.counters + blockIdx.y);
     if (!last || warp >= n_heads) return;
     // What pages gave, back from the frame of values.
     constexpr int kOwn = DIM / 32;

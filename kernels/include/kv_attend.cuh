@@ -202,41 +202,40 @@ struct Sums {
 
 // The end of a kernel: sums of all warps of a block, then of all blocks of the same heads.
 //
-// KINDS: sums that must not be mixed. sums(kind, warp): where a warp left them, [4, DIM]; references: [KINDS][WARPS][4], those that they are relative to, the
-// last kind's those of the weights; weights: [WARPS][4]. parts: [splits, n_heads, KINDS * DIM + 2]. The last block returns true, with `out` [KINDS][4][DIM] of
-// shared memory, which no warp's sums are in, the sums over all weights.
-template <int DIM, int WARPS, int KINDS, typename F>
+// KINDS: sums that must not be mixed. sums(kind, warp): where a warp left them, [4, DIM], or null if no warp of the block has any; range(kind): the blocks that
+// have some, [first, end). references: [KINDS][WARPS][4], those that sums are relative to, the last kind's those of the weights; weights: [WARPS][4]. parts:
+// [splits, n_heads, KINDS * DIM + 4]. The last block returns true, with `out` [KINDS][4][DIM] of shared memory, which no warp's sums are in, the sums over
+// all weights.
+template <int DIM, int WARPS, int KINDS, typename F, typename R>
 __device__ __forceinline__ bool join(
-    F&& sums, const float (*references)[WARPS][kHeads], const float (*weights)[kHeads], float (*scratch)[64], float* out, unsigned n_heads, float* parts,
+    F&& sums, R&& range, const float (*references)[WARPS][kHeads], const float (*weights)[kHeads], float (*scratch)[64], float* out, unsigned n_heads, float* parts,
     unsigned active, unsigned* counter) {
-    constexpr unsigned kPart = KINDS * DIM + 2, kThreads = WARPS * 32;
+    constexpr unsigned kPart = KINDS * DIM + 4, kThreads = WARPS * 32, kFours = DIM / 4;
     const unsigned tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
     __syncthreads();
-    for (unsigned i = tid; i < n_heads * DIM; i += kThreads) {
-        const unsigned head = i / DIM, d = i % DIM;
+    for (unsigned i = tid; i < KINDS * n_heads * kFours; i += kThreads) {
+        const unsigned kind = i / kFours / n_heads, head = i / kFours % n_heads, c = i % kFours;
         float top = kNegative, total = 0.0f;
 #pragma unroll
         for (int w = 0; w < WARPS; ++w) top = fmaxf(top, references[KINDS - 1][w][head]);
+        float4 value = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        const bool some = sums(kind, 0) != nullptr;
 #pragma unroll
-        for (int w = 0; w < WARPS; ++w) total = fmaf(weights[w][head], exp2_fast(references[KINDS - 1][w][head] - top), total);
-        float* part = parts + (blockIdx.x * n_heads + head) * kPart;
-#pragma unroll
-        for (int kind = 0; kind < KINDS; ++kind) {
-            float value = 0.0f;
-#pragma unroll
-            for (int w = 0; w < WARPS; ++w) {
-                const float* of = sums(kind, w);
-                if (of != nullptr) value = fmaf(of[i], exp2_fast(references[kind][w][head] - top), value);
-            }
-            if (active == 1) {
-                out[kind * kHeads * DIM + i] = value / total;
-            } else {
-                part[kind * DIM + d] = value;
+        for (int w = 0; w < WARPS; ++w) {
+            total = fmaf(weights[w][head], exp2_fast(references[KINDS - 1][w][head] - top), total);
+            if (some) {
+                const float4 x = *(reinterpret_cast<const float4*>(sums(kind, w) + head * DIM) + c);
+                const float f = exp2_fast(references[kind][w][head] - top);
+                value.x = fmaf(x.x, f, value.x), value.y = fmaf(x.y, f, value.y), value.z = fmaf(x.z, f, value.z), value.w = fmaf(x.w, f, value.w);
             }
         }
-        if (active > 1 && d == 0) {
-            part[kPart - 2] = top;
-            part[kPart - 1] = total;
+        if (active == 1) {
+            const float f = 1.0f / total;
+            *(reinterpret_cast<float4*>(out + (kind * kHeads + head) * DIM) + c) = make_float4(value.x * f, value.y * f, value.z * f, value.w * f);
+        } else {
+            float* part = parts + (blockIdx.x * n_heads + head) * kPart;
+            if (some) *(reinterpret_cast<float4*>(part + kind * DIM) + c) = value;
+            if (c == 0 && kind == 0) *reinterpret_cast<float2*>(part + KINDS * DIM) = make_float2(top, total);
         }
     }
     if (active > 1) {
@@ -247,76 +246,95 @@ __device__ __forceinline__ bool join(
         __syncthreads();
         if (last == 0) return false;
         __threadfence();
-        __syncthreads();
         if (tid == 0) *counter = 0;
+        // Sums are on their way while weights are made of references.
+        constexpr unsigned kAhead = 16;
+        const unsigned kind = tid / kFours / n_heads, head = tid / kFours % n_heads, c = tid % kFours;
+        const bool mine = kind < KINDS;
+        const float* const from = parts + head * kPart + kind * DIM + 4 * c;
+        const uint2 blocks = mine ? range(kind) : make_uint2(0, 0);
+        float4 x[kAhead];
+#pragma unroll
+        for (unsigned i = 0; i < kAhead; ++i) {
+            x[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            if (blocks.x + i < blocks.y) x[i] = __ldcg(reinterpret_cast<const float4*>(from + (blocks.x + i) * n_heads * kPart));
+        }
+        __syncthreads();
         if (warp < n_heads) {
-            float top[2] = {kNegative, kNegative}, total[2] = {0.0f, 0.0f};
+            float2 of[2] = {make_float2(kNegative, 0.0f), make_float2(kNegative, 0.0f)};
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                const float* part = parts + ((lane + 32 * i) * n_heads + warp) * kPart + kPart - 2;
-                if (lane + 32 * i < active) {
-                    top[i] = __ldcg(part);
-                    total[i] = __ldcg(part + 1);
-                }
+                if (lane + 32 * i < active) of[i] = __ldcg(reinterpret_cast<const float2*>(parts + ((lane + 32 * i) * n_heads + warp) * kPart + KINDS * DIM));
             }
-            float all = fmaxf(top[0], top[1]);
+            float all = fmaxf(of[0].x, of[1].x);
 #pragma unroll
             for (int m = 16; m > 0; m >>= 1) all = fmaxf(all, __shfl_xor_sync(kAll, all, m));
-            const float f[2] = {exp2_fast(top[0] - all), exp2_fast(top[1] - all)};
-            float whole = total[0] * f[0] + total[1] * f[1];
+            const float f[2] = {exp2_fast(of[0].x - all), exp2_fast(of[1].x - all)};
+            float whole = of[0].y * f[0] + of[1].y * f[1];
 #pragma unroll
             for (int m = 16; m > 0; m >>= 1) whole += __shfl_xor_sync(kAll, whole, m);
             scratch[warp][lane] = f[0] / whole;
             scratch[warp][lane + 32] = f[1] / whole;
         }
         __syncthreads();
-        for (unsigned i = tid; i < n_heads * DIM * KINDS; i += kThreads) {
-            const unsigned head = i / DIM % n_heads, kind = i / DIM / n_heads, d = i % DIM;
-            float value = 0.0f;
-#pragma unroll 16
-            for (unsigned s = 0; s < active; ++s) {
-                value = fmaf(scratch[head][s], __ldcg(parts + (s * n_heads + head) * kPart + kind * DIM + d), value);
+        static_assert(KINDS * kHeads * kFours <= kThreads);
+        if (mine) {
+            float4 value = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            auto add = [&](unsigned block, const float4& v) {
+                const float f = scratch[head][block];
+                value.x = fmaf(v.x, f, value.x), value.y = fmaf(v.y, f, value.y), value.z = fmaf(v.z, f, value.z), value.w = fmaf(v.w, f, value.w);
+            };
+#pragma unroll
+            for (unsigned i = 0; i < kAhead; ++i) {
+                if (blocks.x + i < blocks.y) add(blocks.x + i, x[i]);
             }
-            out[(kind * kHeads + head) * DIM + d] = value;
+            for (unsigned b = blocks.x + kAhead; b < blocks.y; ++b) add(b, __ldcg(reinterpret_cast<const float4*>(from + b * n_heads * kPart)));
+            *reinterpret_cast<float4*>(out + (kind * kHeads + head) * DIM + 4 * c) = value;
         }
     }
     __syncthreads();
     return true;
 }
 
-// 32 exact positions as operands; row(i): where position i of them is, halves.
-template <int DIM, typename C, typename F>
-__device__ __forceinline__ void exact_scores(float (&d)[2][4], F&& row, const Queries<DIM, C>& q, unsigned lane) {
-    const unsigned g = lane >> 2, t = lane & 3;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        uint4 k[DIM / 32][2];
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            const uint4* from = reinterpret_cast<const uint4*>(row(4 * g + 2 * i + r)) + t;
-#pragma unroll
-            for (int s = 0; s < DIM / 32; ++s) k[s][r] = from[4 * s];
-        }
-#pragma unroll
-        for (int s = 0; s < DIM / 32; ++s) {
-            const uint32_t first[4] = {k[s][0].x, k[s][1].x, k[s][0].y, k[s][1].y}, second[4] = {k[s][0].z, k[s][1].z, k[s][0].w, k[s][1].w};
-            Type<C>::mma(d[i], first, q.b[2 * s][0], q.b[2 * s][1]);
-            Type<C>::mma(d[i], second, q.b[2 * s + 1][0], q.b[2 * s + 1][1]);
-        }
-    }
-}
+// 32 exact positions as operands; key(i), value(i): where those of position i are, halves. All are on their way at once.
+template <int DIM>
+struct ExactRows {
+    uint4 k[4][DIM / 32], v[2][DIM / 64][4];
 
-// Values of positions 16 half + 4 t .. + 3, set 8 s + g.
-template <int DIM, typename F>
-__device__ __forceinline__ void exact_load(uint4 (&v)[DIM / 64][4], F&& row, int half, unsigned lane) {
-    const unsigned g = lane >> 2, t = lane & 3;
+    template <typename K, typename V>
+    __device__ __forceinline__ void load(K&& key, V&& value, unsigned lane) {
+        const unsigned g = lane >> 2, t = lane & 3;
 #pragma unroll
-    for (int r = 0; r < 4; ++r) {
-        const uint4* from = reinterpret_cast<const uint4*>(row(16 * half + 4 * t + r)) + g;
+        for (int r = 0; r < 4; ++r) {
+            const uint4* from = reinterpret_cast<const uint4*>(key(4 * g + r)) + t;
 #pragma unroll
-        for (int s = 0; s < DIM / 64; ++s) v[s][r] = from[8 * s];
+            for (int s = 0; s < DIM / 32; ++s) k[r][s] = from[4 * s];
+        }
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+#pragma unroll
+            for (int r = 0; r < 4; ++r) {
+                const uint4* from = reinterpret_cast<const uint4*>(value(16 * h + 4 * t + r)) + g;
+#pragma unroll
+                for (int s = 0; s < DIM / 64; ++s) v[h][s][r] = from[8 * s];
+            }
+        }
     }
-}
+
+    template <typename C>
+    __device__ __forceinline__ void scores(float (&d)[2][4], const Queries<DIM, C>& q) const {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+#pragma unroll
+            for (int s = 0; s < DIM / 32; ++s) {
+                const uint4 x = k[2 * i][s], y = k[2 * i + 1][s];
+                const uint32_t first[4] = {x.x, y.x, x.y, y.y}, second[4] = {x.z, y.z, x.w, y.w};
+                Type<C>::mma(d[i], first, q.b[2 * s][0], q.b[2 * s][1]);
+                Type<C>::mma(d[i], second, q.b[2 * s + 1][0], q.b[2 * s + 1][1]);
+            }
+        }
+    }
+};
 
 template <int DIM, typename C>
 __device__ __forceinline__ void exact_add(float (&acc)[DIM / 32][4], const uint4 (&v)[DIM / 64][4], const uint32_t (&b)[4]) {

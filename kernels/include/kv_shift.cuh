@@ -51,15 +51,24 @@ __device__ __forceinline__ uint8_t* shared_from_table(uint8_t* dynamic) {
     return dynamic + (kTableAt - base);
 }
 
+// What a thread has of the table: loaded early, and put to shared memory once other loads are on their way.
 template <int THREADS>
-__device__ __forceinline__ void fill_table(uint8_t* shared, const uint32_t* table) {
-    uint4* out = reinterpret_cast<uint4*>(shared);
-#pragma unroll 8
-    for (unsigned i = threadIdx.x; i < 8192; i += THREADS) {
-        const uint32_t v = __ldg(table + i / 8);
-        out[i] = make_uint4(v, v, v, v);
+struct TablePart {
+    static constexpr unsigned kOwn = (8192 + THREADS - 1) / THREADS;
+    uint32_t v[kOwn];
+
+    __device__ __forceinline__ void load(const uint32_t* table) {
+#pragma unroll
+        for (unsigned i = 0; i < kOwn; ++i) v[i] = __ldg(table + min(threadIdx.x + i * THREADS, 8191u) / 8);
     }
-}
+    __device__ __forceinline__ void store(uint8_t* shared) const {
+#pragma unroll
+        for (unsigned i = 0; i < kOwn; ++i) {
+            const unsigned at = threadIdx.x + i * THREADS;
+            if (at < 8192) reinterpret_cast<uint4*>(shared)[at] = make_uint4(v[i], v[i], v[i], v[i]);
+        }
+    }
+};
 
 // Starts copies of half `item % 2` of page `item / 2`.
 template <int STRIDE>
@@ -91,22 +100,31 @@ __device__ __forceinline__ void join_left(uint8_t* slot, const Strings& x, unsig
     __syncwarp();
 }
 
+// Ends of the steps of a set.
+struct Ends {
+    unsigned end[4];
+
+    __device__ __forceinline__ void load(const uint16_t* ends) {
+        const uint2 x = __ldg(reinterpret_cast<const uint2*>(ends));
+        end[0] = x.x & 0xffff, end[1] = x.x >> 16, end[2] = x.y & 0xffff, end[3] = x.y >> 16;
+    }
+    // Whether windows of `bits` bits fit in a word.
+    __device__ __forceinline__ bool fit(unsigned bits) const { return end[3] - end[0] + bits <= 32; }
+};
+
 // A set as one lane reads it. `at`: the words ahead of its end, `turn`: its end. Where the windows fit, down[i]: how far step i ends from there. Else down[0]:
 // the words ahead of the end of step 1, down[1]: that end, and from bit 8 how far step 0 ends from there; down[2] as before.
 template <int STRIDE>
 struct Set {
     uint32_t at, turn, down[3];
 
-    // `first` is the first step; `chunk`: the four positions, as bytes. Returns whether windows of `bits` bits fit in a word, in all lanes.
-    __device__ __forceinline__ bool set(const uint16_t* ends, unsigned first, uint32_t chunk, unsigned bits) {
-        const unsigned e0 = ends[first], e1 = ends[first + 1], e2 = ends[first + 2], e3 = ends[first + 3];
-        const bool fit = __all_sync(0xffffffffu, e3 - e0 + bits <= 32);
-        at = kSlotHead + e3 / 32 * (4 * STRIDE) + chunk;
-        turn = e3;
-        down[0] = fit ? e3 - e0 : kSlotHead + e1 / 32 * (4 * STRIDE) + chunk;
-        down[1] = fit ? e3 - e1 : e1 % 32 | (e1 - e0) << 8;
-        down[2] = e3 - e2;
-        return fit;
+    // `e`: ends of the four steps; `chunk`: the four positions, as bytes; `fit`: whether the windows do, in all lanes.
+    __device__ __forceinline__ void set(const Ends& e, uint32_t chunk, bool fit) {
+        at = kSlotHead + e.end[3] / 32 * (4 * STRIDE) + chunk;
+        turn = e.end[3];
+        down[0] = fit ? e.end[3] - e.end[0] : kSlotHead + e.end[1] / 32 * (4 * STRIDE) + chunk;
+        down[1] = fit ? e.end[3] - e.end[1] : e.end[1] % 32 | (e.end[1] - e.end[0]) << 8;
+        down[2] = e.end[3] - e.end[2];
     }
 
     // Steps of four positions to pairs: c[position][step].

@@ -1288,7 +1288,7 @@ struct KvShiftStepParams {
     const float* value_factors;  // `[head_dim / 2]`
     const uint32_t* value_signs;  // a bit per dimension
     float* queries;  // `[2 heads, head_dim]`, then `[heads]`: rotated queries, and what stands for means
-    float* parts;  // `[splits, heads, 2 head_dim + 2]`
+    float* parts;  // `[splits, heads, 2 head_dim + 4]`
     uint32_t* counters;  // one per block of heads, 0 before and after
     float* out;  // `[heads, head_dim]`
     uint32_t heads;
@@ -1360,7 +1360,7 @@ struct KvExactAttendParams {
     const void* keys;  // `[kv_heads, capacity, head_dim]`
     const void* values;  // the same
     const uint32_t* length;  // positions that are there
-    float* parts;  // `[splits, heads, head_dim + 2]`
+    float* parts;  // `[splits, heads, head_dim + 4]`
     uint32_t* counters;  // one per block of heads, 0 before and after
     float* out;  // `[heads, head_dim]`
     uint32_t heads;

@@ -1161,13 +1161,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "edc52505d2e7f9cb40545a0b0a0b0425bc2b731cb624bdb14489b2b126f8d312",
+                    hash: "9957310b05bfe6e64bb89e22449d3c2f24d133ad21989e4fdd6bf924a4e45e3d",
                     ptx: include_str!("../../ptx/kv_shift_step_128.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "ef6103cdb16386b0b4234593568a7311f39b5bf22b968567a6aeeadbaef1a091",
+                    hash: "384f8e73995437caa6b1fbe738f7e66e9b28ed26df5a85a4acb391b85b48f898",
                     ptx: include_str!("../../ptx/kv_shift_step_128.sm_90a.ptx"),
                 },
             ],
@@ -1175,7 +1175,7 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "7ba41f74efeb5676b1de1e15895c09a486fcb7a0762bcb7373553370cef6645e",
+                    hash: "684c332db56e43138cdf745f9869a47b8bd2c180c2f04e4f44b48e961b3965f7",
                     ptx: include_str!("../../ptx/kv_shift_step_64.sm_80.ptx"),
                 },
             ],
@@ -1183,7 +1183,7 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "6e8b66b21275cc108290c10e2f01fba663450abba511b857abe992908d2ef6f2",
+                    hash: "01e1df9ff76c9cac9adbaac25e20a452e0ef3aff1ffec994acfbf3ec39ac3019",
                     ptx: include_str!("../../ptx/kv_exact_attend.sm_80.ptx"),
                 },
             ],
@@ -1191,7 +1191,7 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "80b4ffbabeb10e83fe424e0d6589ad0215fa8e913a540b9940583c7ab07c143b",
+                    hash: "4db1cf6020b536009659ce24cc24c1a83cf01d8564d7ea1fb78aefa2709765e6",
                     ptx: include_str!("../../ptx/kv_shift_encode_10.sm_80.ptx"),
                 },
             ],
@@ -1199,7 +1199,7 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "35811986e9b6b2cd5bff317ae7f120e84bec59bc5113ab9100594a946c6debc0",
+                    hash: "fb3dd322b96586fed44271206d50ce66c58f8efb3cb00235e2ce94e7dafcdcde",
                     ptx: include_str!("../../ptx/kv_shift_encode_12.sm_80.ptx"),
                 },
             ],
@@ -1207,7 +1207,7 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "8b3dd2d46a32290b6ef4e98d4fddb4df2ec52cf96d4583dcbaafbbd7681dd988",
+                    hash: "c943d72e5bbf6b190eaa26a7d1ff996b116f8d059bc65c1af33c1e24290d1185",
                     ptx: include_str!("../../ptx/kv_shift_rows.sm_80.ptx"),
                 },
             ],

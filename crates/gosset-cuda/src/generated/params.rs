@@ -2088,7 +2088,7 @@ pub(crate) struct KvShiftStepParams {
     pub(crate) value_signs: u64,
     /// `float*`: `[2 heads, head_dim]`, then `[heads]`: rotated queries, and what stands for means
     pub(crate) queries: u64,
-    /// `float*`: `[splits, heads, 2 head_dim + 2]`
+    /// `float*`: `[splits, heads, 2 head_dim + 4]`
     pub(crate) parts: u64,
     /// `uint32_t*`: one per block of heads, 0 before and after
     pub(crate) counters: u64,
@@ -2190,7 +2190,7 @@ pub(crate) struct KvExactAttendParams {
     pub(crate) values: u64,
     /// `const uint32_t*`: positions that are there
     pub(crate) length: u64,
-    /// `float*`: `[splits, heads, head_dim + 2]`
+    /// `float*`: `[splits, heads, head_dim + 4]`
     pub(crate) parts: u64,
     /// `uint32_t*`: one per block of heads, 0 before and after
     pub(crate) counters: u64,

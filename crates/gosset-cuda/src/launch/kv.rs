@@ -264,7 +264,7 @@ impl KvShiftModel {
 
         let slot = |bits: usize, stride: usize| 128 + (bits / 32 + 2) * 4 * stride;
         let slots = slot(shape.key_bits, 40) + slot(shape.value_bits, 48);
-        let own = 16 * (2 * shape.head_dim + 4) + 64 * shape.head_dim + 3 * WARPS * 16 + 16;
+        let own = 16 * (2 * shape.head_dim + 4) + 64 * shape.head_dim + 3 * WARPS * 16 + 16 + 2 * shape.head_dim;
         let shared = |stages: usize| TABLE_BYTES + own + WARPS * (stages * slots).max(16 * shape.head_dim);
         let most = gpu.info().max_shared_bytes as usize;
         let stages = (1..=MAX_STAGES).rev().find(|&stages| shared(stages) <= most).ok_or_else(|| {
@@ -362,13 +362,13 @@ impl KvScratch {
         let blocks = head_blocks(shape);
         // One block per multiprocessor.
         let n_splits = (gpu.info().n_sms as usize / blocks).clamp(1, MAX_SPLITS);
-        let parts = gpu.alloc(shape.heads * n_splits * (2 * shape.head_dim + 2))?;
+        let parts = gpu.alloc(shape.heads * n_splits * (2 * shape.head_dim + 4))?;
         let queries = gpu.alloc(shape.heads * (2 * shape.head_dim + 1))?;
         Ok(Self { parts, queries, counters: gpu.alloc(blocks)?, n_splits })
     }
 
     fn check(&self, shape: &AttentionShape) -> Result<(), CudaError> {
-        let parts = shape.heads * self.n_splits * (2 * shape.head_dim + 2);
+        let parts = shape.heads * self.n_splits * (2 * shape.head_dim + 4);
         let queries = shape.heads * (2 * shape.head_dim + 1);
         if self.parts.len() < parts || self.queries.len() < queries || self.counters.len() < head_blocks(shape) {
             return Err(CudaError::shape("scratch of attention", "that of this shape", "that of another"));
