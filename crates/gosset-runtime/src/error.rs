@@ -266,7 +266,7 @@ pub enum RuntimeError {
     /// A compressed cache was asked for on a device that has no kernels for it.
     #[error(
         "this compressed cache is for the CPU alone, and the model is on {device}: {reason}; choose the device cpu, a cache such as \
-         shift-10@3, or leave the cache in its usual form"
+         shift-10@3,sinks=4, or leave the cache in its usual form"
     )]
     KvDevice {
         /// Where the model is.

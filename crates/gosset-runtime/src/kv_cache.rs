@@ -43,7 +43,8 @@ pub(crate) struct DeviceState {
 
 /// Where a pass finds the state of a conversation or puts it, and what it is made of if it is compressed.
 #[cfg(feature = "gpu")]
-pub(crate) type DeviceSlot<'a> = (&'a mut Option<Box<crate::gpu::State>>, Option<&'a std::sync::Arc<crate::gpu::KvPlan>>);
+pub(crate) type DeviceSlot<'a> =
+    (&'a mut Option<Box<crate::gpu::State>>, Option<&'a std::sync::Arc<crate::gpu::KvPlan>>);
 
 #[cfg(feature = "gpu")]
 impl DeviceState {

@@ -8,8 +8,8 @@ use gosset_cuda::launch::model::{
 use gosset_cuda::{Buffer, CudaError, DevSlice, Gpu, Graph, StreamRef};
 use gosset_kv::{KvShape, KvSpec, Probe};
 
-use super::linear::{DenseWeights, DeviceLinear, LoadNotes, Needs, Stack};
 use super::kv_plan::KvPlan;
+use super::linear::{DenseWeights, DeviceLinear, LoadNotes, Needs, Stack};
 use super::state::{Cache, CacheForm, State, Step, Widths, range};
 use super::watcher::Watcher;
 use super::{CacheType, GpuDevice, GpuOptions};
@@ -466,8 +466,9 @@ impl GpuDecoder {
         let stream = self.gpu.stream()?;
         let own = std::mem::replace(&mut state.stream, stream);
         let result = Graph::capture(&own, |captured| {
-            let work =
-                self.hidden_on(captured, state, 1, &mut Watcher::Nobody).and_then(|()| self.logits_on(captured, state, 0, 1));
+            let work = self
+                .hidden_on(captured, state, 1, &mut Watcher::Nobody)
+                .and_then(|()| self.logits_on(captured, state, 0, 1));
             if self.options.break_capture {
                 // Waiting cannot be captured.
                 captured.synchronize()?;

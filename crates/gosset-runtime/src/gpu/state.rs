@@ -311,7 +311,10 @@ impl State {
             Cache::F16(..) | Cache::F32(..) => 0,
             Cache::Coded(coded) => coded.workspace_bytes(),
         };
-        of_cache + activations + self.workspace.bytes() + (self.scratch.bytes() + self.logits.bytes() + self.inputs.bytes()) as u64
+        of_cache
+            + activations
+            + self.workspace.bytes()
+            + (self.scratch.bytes() + self.logits.bytes() + self.inputs.bytes()) as u64
     }
 }
 
