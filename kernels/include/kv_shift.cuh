@@ -93,10 +93,11 @@ template <int STRIDE>
 __device__ __forceinline__ void join_left(uint8_t* slot, const Strings& x, unsigned lane) {
     if (x.left == 0) return;
     uint32_t left = 0;
-    for (unsigned i = 0; i < x.left; ++i) left = left << 8 | slot[32 + lane * x.left + i];
+#pragma unroll
+    for (unsigned i = 0; i < 3; ++i) left |= (i < x.left ? static_cast<uint32_t>(slot[32 + lane * x.left + i]) : 0) << (24 - 8 * i);
     uint32_t* rows = reinterpret_cast<uint32_t*>(slot + kSlotHead) + lane;
-    rows[STRIDE * (x.words + 1)] = left << (32 - 8 * x.left);
-    rows[0] = rows[STRIDE * x.words] << (8 * x.left) | left;
+    rows[STRIDE * (x.words + 1)] = left;
+    rows[0] = __funnelshift_l(left, rows[STRIDE * x.words], 8 * x.left);
     __syncwarp();
 }
 

@@ -1161,13 +1161,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "9957310b05bfe6e64bb89e22449d3c2f24d133ad21989e4fdd6bf924a4e45e3d",
+                    hash: "5f637b5fb96626f537c6ea6ddb7fc0639baf167206312c104e4afaf6ee9bf69f",
                     ptx: include_str!("../../ptx/kv_shift_step_128.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "384f8e73995437caa6b1fbe738f7e66e9b28ed26df5a85a4acb391b85b48f898",
+                    hash: "32bea1d4840b480372c117579a61fff1389e3c3ed59ee2ab27b086891277b721",
                     ptx: include_str!("../../ptx/kv_shift_step_128.sm_90a.ptx"),
                 },
             ],
@@ -1175,7 +1175,7 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "684c332db56e43138cdf745f9869a47b8bd2c180c2f04e4f44b48e961b3965f7",
+                    hash: "7887a66e7d9917bce1fc03a5c97fb1a40a667aa01a67f7565ae6a461efeda956",
                     ptx: include_str!("../../ptx/kv_shift_step_64.sm_80.ptx"),
                 },
             ],
@@ -1191,7 +1191,7 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "4db1cf6020b536009659ce24cc24c1a83cf01d8564d7ea1fb78aefa2709765e6",
+                    hash: "7770d4588380111f57ecd8fba3a032d8b4fa3020c68744a17c1e630250185a9b",
                     ptx: include_str!("../../ptx/kv_shift_encode_10.sm_80.ptx"),
                 },
             ],
@@ -1199,7 +1199,7 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "fb3dd322b96586fed44271206d50ce66c58f8efb3cb00235e2ce94e7dafcdcde",
+                    hash: "3789cdffa9023427c92dde0503b33c6d46501b19b70a6231bcc9aad4c1ae4319",
                     ptx: include_str!("../../ptx/kv_shift_encode_12.sm_80.ptx"),
                 },
             ],
@@ -1207,7 +1207,7 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "c943d72e5bbf6b190eaa26a7d1ff996b116f8d059bc65c1af33c1e24290d1185",
+                    hash: "e4fbc4ad7a141556f38b210c0a0d449d8a4603277cc345db57ae76a81cc71b46",
                     ptx: include_str!("../../ptx/kv_shift_rows.sm_80.ptx"),
                 },
             ],
