@@ -15,6 +15,7 @@ mod names;
 mod planes;
 mod reader;
 pub mod safetensors_header;
+mod shards;
 mod temp_file;
 mod unisvq;
 mod verify;
@@ -28,6 +29,7 @@ pub use manifest::{
     PlaneEntry, Section, Storage, TensorEntry,
 };
 pub use reader::{CodedTensor, Container, RawTensor};
+pub use shards::{SHARD_KEY, join, split};
 pub use unisvq::UniSvqTensor;
 pub use verify::{ValueStatistics, VerifyProgress, VerifyReport};
 pub use writer::{ManifestInfo, Summary, Writer};

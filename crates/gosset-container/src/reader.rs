@@ -17,7 +17,7 @@ use crate::manifest::{
     Digest, FORMAT_MAJOR, FORMAT_MINOR, GENERATOR, Manifest, PlaneEntry, Storage, TensorEntry, is_rice,
 };
 use crate::safetensors_header::{self as st, Header, HeaderProblem, HeaderTensor};
-use crate::{file_kind, names, planes, unisvq};
+use crate::{file_kind, names, planes, shards, unisvq};
 
 /// Sections of format 1, which every reader knows.
 const KNOWN_SECTIONS: [&str; 2] = ["tensors", "blobs"];
@@ -27,14 +27,22 @@ const KNOWN_SECTIONS: [&str; 2] = ["tensors", "blobs"];
 /// The file is mapped, not read: it must not be changed while it is open, which is why writers replace files by renaming.
 #[derive(Debug)]
 pub struct Container {
-    path: PathBuf,
-    map: Mmap,
-    manifest: Manifest,
-    header_bytes: u64,
+    pub(crate) path: PathBuf,
+    /// The file itself, or every shard of it.
+    pub(crate) files: Vec<MappedFile>,
+    pub(crate) manifest: Manifest,
+    pub(crate) header_bytes: u64,
     pub(crate) slots: Vec<Slot>,
-    tensor_slots: Vec<Range<usize>>,
-    blob_slots: Range<usize>,
-    by_name: HashMap<String, usize>,
+    pub(crate) tensor_slots: Vec<Range<usize>>,
+    pub(crate) blob_slots: Range<usize>,
+    pub(crate) by_name: HashMap<String, usize>,
+}
+
+/// One file that planes lie in.
+#[derive(Debug)]
+pub(crate) struct MappedFile {
+    pub(crate) path: PathBuf,
+    pub(crate) map: Mmap,
 }
 
 /// One plane of the file.
@@ -47,6 +55,8 @@ pub(crate) struct Slot {
     /// Name within its owner.
     pub(crate) plane: String,
     pub(crate) dtype: String,
+    /// The file that it lies in, of those of the container.
+    pub(crate) file: usize,
     /// Bytes within the file.
     range: Range<usize>,
     digest: Digest,
@@ -105,10 +115,19 @@ struct FormatProbe {
 }
 
 impl Container {
-    /// Maps the container at `path` and checks its header: checksum, version, manifest, and that the planes cover the file exactly.
+    /// Maps the container at `path` and checks its header: checksum, version, manifest, and that the planes cover the file exactly. Where
+    /// `path` is the index of shards, all of them become one container.
     ///
     /// Planes are checked when they are first used; [`verify`](Container::verify) checks all of them.
     pub fn open(path: &Path) -> Result<Arc<Self>, ContainerError> {
+        let map = Self::map(path)?;
+        if shards::is_index(&map) {
+            return shards::open(path, &map).map(Arc::new);
+        }
+        Self::from_map(path.to_owned(), map).map(Arc::new)
+    }
+
+    fn map(path: &Path) -> Result<Mmap, ContainerError> {
         let io = |what| move |source| ContainerError::Io { path: path.to_owned(), what, source };
         file_kind::file_or_folder(path).map_err(io("opening"))?;
         let file = File::open(path).map_err(io("opening"))?;
@@ -121,8 +140,12 @@ impl Container {
         }
         // SAFETY: the map is read-only. Its bytes may change only if another process writes to the file in place, which no
         // writer of this format does: outputs appear by renaming. The contract is part of this type's documentation.
-        let map = unsafe { Mmap::map(&file) }.map_err(io("mapping"))?;
-        Self::from_map(path.to_owned(), map).map(Arc::new)
+        unsafe { Mmap::map(&file) }.map_err(io("mapping"))
+    }
+
+    /// The one file at `path`, which is no index.
+    pub(crate) fn open_file(path: &Path) -> Result<Self, ContainerError> {
+        Self::from_map(path.to_owned(), Self::map(path)?)
     }
 
     fn from_map(path: PathBuf, map: Mmap) -> Result<Self, ContainerError> {
@@ -146,6 +169,7 @@ impl Container {
                 stored_name,
                 plane: plane.to_owned(),
                 dtype: t.dtype.clone(),
+                file: 0,
                 range,
                 digest,
                 checked: AtomicBool::new(false),
@@ -213,7 +237,8 @@ impl Container {
         if let Some(name) = pool.keys().min() {
             return Err(manifest_error(format!("plane {name:?} belongs to nothing that the manifest lists")));
         }
-        Ok(Container { header_bytes: data_start, path, map, manifest, slots, tensor_slots, blob_slots, by_name })
+        let files = vec![MappedFile { path: path.clone(), map }];
+        Ok(Container { header_bytes: data_start, path, files, manifest, slots, tensor_slots, blob_slots, by_name })
     }
 
     /// What the container holds.
@@ -226,9 +251,14 @@ impl Container {
         &self.path
     }
 
-    /// Bytes of the file.
+    /// Bytes of the file, or of all shards.
     pub fn file_bytes(&self) -> u64 {
-        self.map.len() as u64
+        self.files.iter().map(|file| file.map.len() as u64).sum()
+    }
+
+    /// The files that the planes lie in: the container itself, or its shards.
+    pub fn files(&self) -> Vec<&Path> {
+        self.files.iter().map(|file| file.path.as_path()).collect()
     }
 
     /// Bytes before the data: length prefix, JSON and padding.
@@ -308,7 +338,7 @@ impl Container {
         let found = Digest::of(self.bytes(slot));
         if found != slot.digest {
             return Err(ContainerError::PlaneChecksum {
-                path: self.path.clone(),
+                path: self.files[slot.file].path.clone(),
                 plane: slot.stored_name.clone(),
                 expected: slot.digest.0,
                 found: found.0,
@@ -341,7 +371,7 @@ impl Container {
     }
 
     pub(crate) fn bytes(&self, slot: &Slot) -> &[u8] {
-        &self.map[slot.range.clone()]
+        &self.files[slot.file].map[slot.range.clone()]
     }
 
     pub(crate) fn index(&self, name: &str) -> Result<usize, ContainerError> {

@@ -493,6 +493,6 @@ fn check_target(path: &Path) -> Result<(), ContainerError> {
 }
 
 /// Makes a rename in `dir` durable. Only Unix has folders that can be flushed.
-fn sync_folder(dir: &Path) -> io::Result<()> {
+pub(crate) fn sync_folder(dir: &Path) -> io::Result<()> {
     if cfg!(unix) { File::open(dir)?.sync_all() } else { Ok(()) }
 }
