@@ -154,6 +154,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kv_shift_attend(const 
         load_keys(2 * begin + s, s);
         load_values(2 * begin + s, s);
     }
+    // The oldest copies: all but those of `2 * stages - 1` newer halves of slots.
+    auto wait = [&] {
+        if (p.stages == 1) {
+            asm volatile("cp.async.wait_group 1;" ::: "memory");
+        } else {
+            asm volatile("cp.async.wait_group 3;" ::: "memory");
+        }
+        __syncwarp();
+    };
     // The half page that comes `stages` later.
     auto later = [&](unsigned item) { return item + (p.stages == 2 ? 2 * kWarps : item % 2 == 0 ? 1 : 2 * kWarps - 1); };
     Set<kKeyStride> key_sets[DIM / 32];
@@ -237,72 +246,70 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kv_shift_attend(const 
         }
 #pragma unroll 1
         for (unsigned item = 2 * page; item < 2 * page + 2; ++item) {
-        const uint32_t ring = slots + stage * key_slot, value_ring = slots + value_slots + stage * value_slot;
-        uint8_t* const key_bytes = mine + stage * key_slot;
-        uint8_t* const value_bytes = mine + value_slots + stage * value_slot;
-        gosset::wait_for_copy(2 * p.stages);
-        __syncwarp();
-        join_left<kKeyStride>(key_bytes, ks, lane);
-        float d[2][4] = {};
+            const uint32_t ring = slots + stage * key_slot, value_ring = slots + value_slots + stage * value_slot;
+            uint8_t* const key_bytes = mine + stage * key_slot;
+            uint8_t* const value_bytes = mine + value_slots + stage * value_slot;
+            wait();
+            join_left<kKeyStride>(key_bytes, ks, lane);
+            float d[2][4] = {};
 #pragma unroll
-        for (int s = 0; s < DIM / 32; ++s) {
-            uint32_t c[4][4];
-            key_sets[s].decode(c, ring, p.multiplier, 4 * lane, fits >> s & 1);
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-#pragma unroll
-                for (int j = 0; j < 2; ++j) {
-                    const uint32_t a[4] = {c[2 * i][2 * j], c[2 * i + 1][2 * j], c[2 * i][2 * j + 1], c[2 * i + 1][2 * j + 1]};
-                    gosset::mma(d[i], a, q.b[2 * s + j][0], q.b[2 * s + j][1]);
-                }
-            }
-        }
-        const uint32_t key_fields = *reinterpret_cast<const uint32_t*>(key_bytes + 4 * g);
-        __syncwarp();
-        load_keys(later(item), stage);
-
-        gosset::wait_for_copy(2 * p.stages);
-        __syncwarp();
-        join_left<kValueStride>(value_bytes, vs, lane);
-        const uint32_t value_fields = *reinterpret_cast<const uint32_t*>(value_bytes + 4 * g);
-        float s[4][2], log[4];
-#pragma unroll
-        for (int r = 0; r < 4; ++r) {
-            const uint32_t kb = key_fields >> 8 * r & 255, vb = value_fields >> 8 * r & 255;
-            const float scale = kb == 0 ? 0.0f : exp2_fast(fmaf(kLogStep, static_cast<float>(kb), kLogFirst));
-            log[r] = vb == 0 ? -64.0f : fmaf(kLogStep, static_cast<float>(vb), kLogFirst);
-#pragma unroll
-            for (int c = 0; c < 2; ++c) {
-                const float own = r / 2 == t / 2 ? m[0][2 * (r % 2) + c] * mean_factor[c] : 0.0f;
-                const float part = fmaf(d[r / 2][2 * (r % 2) + c] * q.factor[c], scale, own);
-                s[r][c] = part + __shfl_xor_sync(kAll, part, 2);
-            }
-        }
-        uint32_t w[4];
-        sums.weights(w, s, log, lane);
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            uint32_t b[4];
-            Sums<DIM, __half>::operands(b, w, h, lane);
-#pragma unroll
-            for (int n = 0; n < DIM / 64; ++n) {
+            for (int s = 0; s < DIM / 32; ++s) {
                 uint32_t c[4][4];
-                value_sets[n].decode(c, value_ring + 64 * h, p.multiplier, 4 * lane, fits >> (8 + n) & 1);
+                key_sets[s].decode(c, ring, p.multiplier, 4 * lane, fits >> s & 1);
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
 #pragma unroll
                     for (int j = 0; j < 2; ++j) {
-                        const uint32_t a[4] = {c[2 * i][2 * j], c[2 * i][2 * j + 1], c[2 * i + 1][2 * j], c[2 * i + 1][2 * j + 1]};
-                        gosset::mma(sums.acc[2 * n + j], a, b[2 * i], b[2 * i + 1]);
+                        const uint32_t a[4] = {c[2 * i][2 * j], c[2 * i + 1][2 * j], c[2 * i][2 * j + 1], c[2 * i + 1][2 * j + 1]};
+                        gosset::mma(d[i], a, q.b[2 * s + j][0], q.b[2 * s + j][1]);
                     }
                 }
             }
-        }
-        __syncwarp();
-        load_values(later(item), stage);
-        stage = stage + 1 == p.stages ? 0 : stage + 1;
+            const uint32_t key_fields = *reinterpret_cast<const uint32_t*>(key_bytes + 4 * g);
+            __syncwarp();
+            load_keys(later(item), stage);
+
+            wait();
+            join_left<kValueStride>(value_bytes, vs, lane);
+            const uint32_t value_fields = *reinterpret_cast<const uint32_t*>(value_bytes + 4 * g);
+            float s[4][2], log[4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) m[0][i] = m[1][i];
+            for (int r = 0; r < 4; ++r) {
+                const uint32_t kb = key_fields >> 8 * r & 255, vb = value_fields >> 8 * r & 255;
+                const float scale = kb == 0 ? 0.0f : exp2_fast(fmaf(kLogStep, static_cast<float>(kb), kLogFirst));
+                log[r] = vb == 0 ? -64.0f : fmaf(kLogStep, static_cast<float>(vb), kLogFirst);
+#pragma unroll
+                for (int c = 0; c < 2; ++c) {
+                    const float own = r / 2 == t / 2 ? m[0][2 * (r % 2) + c] * mean_factor[c] : 0.0f;
+                    const float part = fmaf(d[r / 2][2 * (r % 2) + c] * q.factor[c], scale, own);
+                    s[r][c] = part + __shfl_xor_sync(kAll, part, 2);
+                }
+            }
+            uint32_t w[4];
+            sums.weights(w, s, log, lane);
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                uint32_t b[4];
+                Sums<DIM, __half>::operands(b, w, h, lane);
+#pragma unroll
+                for (int n = 0; n < DIM / 64; ++n) {
+                    uint32_t c[4][4];
+                    value_sets[n].decode(c, value_ring + 64 * h, p.multiplier, 4 * lane, fits >> (8 + n) & 1);
+#pragma unroll
+                    for (int i = 0; i < 2; ++i) {
+#pragma unroll
+                        for (int j = 0; j < 2; ++j) {
+                            const uint32_t a[4] = {c[2 * i][2 * j], c[2 * i][2 * j + 1], c[2 * i + 1][2 * j], c[2 * i + 1][2 * j + 1]};
+                            gosset::mma(sums.acc[2 * n + j], a, b[2 * i], b[2 * i + 1]);
+                        }
+                    }
+                }
+            }
+            __syncwarp();
+            load_values(later(item), stage);
+            stage = stage + 1 == p.stages ? 0 : stage + 1;
+#pragma unroll
+            for (int i = 0; i < 4; ++i) m[0][i] = m[1][i];
         }
     }
     asm volatile("cp.async.wait_all;" ::: "memory");

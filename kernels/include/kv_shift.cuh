@@ -74,17 +74,23 @@ struct TablePart {
 template <int STRIDE>
 __device__ __forceinline__ void load_slot(uint32_t slot, const uint8_t* pages, const Strings& x, unsigned item, unsigned lane) {
     const uint8_t* page = pages + static_cast<size_t>(item / 2) * x.page_bytes;
-    const unsigned half = item % 2, wrap = x.left == 0 ? 8 : 0, n = wrap + 8 * x.words;
-    const uint8_t* words = page + kPageRows + 128 * half + 16 * (lane & 7);
-    const uint32_t to = slot + kSlotHead + 16 * (lane & 7);
-    for (unsigned i = lane; i < n; i += 32) {
-        // Without anything left, row 0 is the last word.
-        const unsigned row = i / 8 + 1 - wrap / 8, w = row == 0 ? x.words - 1 : row - 1;
-        gosset::copy_16(to + 4 * STRIDE * row, reinterpret_cast<const uint4*>(words + 256 * w));
+    const unsigned half = item % 2;
+    // Eight lanes have a row of words, 16 bytes each; the warp has four rows at once.
+    const uint8_t* from = page + kPageRows + 128 * half + 16 * (lane & 7) + 256 * (lane >> 3);
+    uint32_t to = slot + kSlotHead + 16 * (lane & 7) + 4 * STRIDE * ((lane >> 3) + 1);
+    for (int rows = static_cast<int>(x.words) - static_cast<int>(lane >> 3); rows > 0; rows -= 4) {
+        gosset::copy_16(to, reinterpret_cast<const uint4*>(from));
+        from += 1024;
+        to += 16 * STRIDE;
     }
-    if (lane < 2 + 2 * x.left) {
-        const uint8_t* from = lane < 2 ? page + 32 * half + 16 * lane : page + kPageRows + 256 * x.words + 32 * x.left * half + 16 * (lane - 2);
-        gosset::copy_16(slot + (lane < 2 ? 16 * lane : 32 + 16 * (lane - 2)), reinterpret_cast<const uint4*>(from));
+    const uint8_t* rest = page + kPageRows + 256 * x.words + 32 * x.left * half;
+    if (lane < 2) {
+        gosset::copy_16(slot + 16 * lane, reinterpret_cast<const uint4*>(page + 32 * half + 16 * lane));
+    } else if (lane < 2 + 2 * x.left) {
+        gosset::copy_16(slot + 16 * lane, reinterpret_cast<const uint4*>(rest + 16 * lane - 32));
+    } else if (x.left == 0 && lane >= 8 && lane < 16) {
+        // Without anything left, row 0 is the last word.
+        gosset::copy_16(slot + kSlotHead + 16 * (lane - 8), reinterpret_cast<const uint4*>(rest + 128 * half - 256 + 16 * (lane - 8)));
     }
 }
 

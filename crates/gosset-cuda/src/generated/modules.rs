@@ -1161,13 +1161,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "5f637b5fb96626f537c6ea6ddb7fc0639baf167206312c104e4afaf6ee9bf69f",
+                    hash: "ecf81e592dd1fd2aa58f69d46287c55a9da27dafa0625f8e104a10ae788cfc8c",
                     ptx: include_str!("../../ptx/kv_shift_step_128.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "32bea1d4840b480372c117579a61fff1389e3c3ed59ee2ab27b086891277b721",
+                    hash: "3768ff87ee6e7df7f65c6a247b059acd8fb9a5c093de63ee1df50ad9775fab67",
                     ptx: include_str!("../../ptx/kv_shift_step_128.sm_90a.ptx"),
                 },
             ],
@@ -1175,7 +1175,7 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "7887a66e7d9917bce1fc03a5c97fb1a40a667aa01a67f7565ae6a461efeda956",
+                    hash: "1cc03d4f89edaf9b51009e8c304c2edc391f49d0ba1c4d447ce32923fb9e147c",
                     ptx: include_str!("../../ptx/kv_shift_step_64.sm_80.ptx"),
                 },
             ],
@@ -1191,7 +1191,7 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "7770d4588380111f57ecd8fba3a032d8b4fa3020c68744a17c1e630250185a9b",
+                    hash: "a6211e9371a87220fa6b3f74f098ee30b408e8ec706bdc58a545cf9b1c2e21c4",
                     ptx: include_str!("../../ptx/kv_shift_encode_10.sm_80.ptx"),
                 },
             ],
@@ -1199,7 +1199,7 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "3789cdffa9023427c92dde0503b33c6d46501b19b70a6231bcc9aad4c1ae4319",
+                    hash: "5cc4aa15fd0aebb2c59b11f5bc567642d9a45a2f5622a79c41552f3f71487904",
                     ptx: include_str!("../../ptx/kv_shift_encode_12.sm_80.ptx"),
                 },
             ],
@@ -1207,7 +1207,7 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "e4fbc4ad7a141556f38b210c0a0d449d8a4603277cc345db57ae76a81cc71b46",
+                    hash: "4eb48eeb1f5a9a51e6b0d369e118b7a4ec0a60833292e1a1acd160ab6b9070cf",
                     ptx: include_str!("../../ptx/kv_shift_rows.sm_80.ptx"),
                 },
             ],

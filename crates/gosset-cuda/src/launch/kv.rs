@@ -109,7 +109,7 @@ impl KvShiftShape {
         for (what, bits) in
             [("bits of the string of a key", self.key_bits), ("bits of the string of a value", self.value_bits)]
         {
-            if bits < 32 || bits > MAX_STRING_BITS || !bits.is_multiple_of(8) {
+            if !(32..=MAX_STRING_BITS).contains(&bits) || !bits.is_multiple_of(8) {
                 return wrong(what, format!("a multiple of 8 from 32 to {MAX_STRING_BITS}"), bits);
             }
         }
@@ -123,8 +123,8 @@ impl KvShiftShape {
                 self.tail,
             );
         }
-        let lens = self.page_bytes().into_iter().chain([self.tail_len(), self.sink_len()]);
-        lens.map(|len| to_u32("elements of a layer's cache", len).map(drop)).collect()
+        let mut lens = self.page_bytes().into_iter().chain([self.tail_len(), self.sink_len()]);
+        lens.try_for_each(|len| to_u32("elements of a layer's cache", len).map(|_| ()))
     }
 
     /// Elements of `len` per pair of all key heads.
