@@ -26,7 +26,7 @@ const REDUCED_SHAPES: &str = "64x512,48x576";
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchKernelsArgs {
-    /// Operations, comma-separated: shift_gemv, shift_gemm, rice_gemv, rice_gemm, fixed_gemv, unisvq_gemv, unisvq_gemm, rht, quantize, decode [default: all].
+    /// Operations, comma-separated: shift_gemv, shift_gemm, rice_gemv, rice_gemm, fixed_gemv, unisvq_gemv, unisvq_gemm, rht, quantize, decode, kv_attend [default: all].
     #[arg(long, value_name = "LIST")]
     ops: Option<String>,
     /// Codecs, comma-separated, such as `shift-16@2` [default: those of the table].

@@ -39,11 +39,13 @@ pub enum Op {
     Quantize,
     /// From streams to bf16 weights.
     Decode,
+    /// Attention of one row over a cache in code, with rotation and append.
+    KvAttend,
 }
 
 impl Op {
     /// All of them, in the order of the table.
-    pub const ALL: [Op; 10] = [
+    pub const ALL: [Op; 11] = [
         Op::ShiftGemv,
         Op::ShiftGemm,
         Op::RiceGemv,
@@ -54,11 +56,12 @@ impl Op {
         Op::Rht,
         Op::Quantize,
         Op::Decode,
+        Op::KvAttend,
     ];
 
     /// Whether it is a product of a matrix with activations, so that the dense product is its peer.
     pub(super) fn is_product(self) -> bool {
-        !matches!(self, Op::Rht | Op::Quantize | Op::Decode)
+        !matches!(self, Op::Rht | Op::Quantize | Op::Decode | Op::KvAttend)
     }
 
     /// Name as in tables and JSON.
@@ -74,6 +77,7 @@ impl Op {
             Op::Rht => "rht",
             Op::Quantize => "quantize",
             Op::Decode => "decode",
+            Op::KvAttend => "kv_attend",
         }
     }
 }

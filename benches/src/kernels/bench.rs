@@ -11,7 +11,7 @@ use super::block::{Block, Encoded};
 use super::dense::{self, Arm, Dense, DenseWeights};
 use super::report::{Report, Row};
 use super::timing::Timing;
-use super::{candidates, container, decode, fixed, note, quantize, rht, unisvq};
+use super::{candidates, container, decode, fixed, kv, note, quantize, rht, unisvq};
 
 /// The shape and batch by which a run is judged: research saw 30.4 to 33.0 us on an H200 through PyTorch.
 const GAUGE: (Shape, usize) = (Shape { rows: 14336, cols: 4096 }, 1);
@@ -79,6 +79,9 @@ pub(super) fn run(gpu: &Gpu, args: &Args, report: &mut Report) -> Result<()> {
     let mut encoded = candidates::Cache::new();
     if args.wants(Op::Rht) {
         rht::run(&mut bench, &shapes)?;
+    }
+    if args.wants(Op::KvAttend) {
+        kv::run(&mut bench)?;
     }
     for &shape in &shapes {
         if !args.check && Op::ALL.iter().any(|op| op.is_product() && args.wants(*op)) {
@@ -242,11 +245,11 @@ impl Bench<'_> {
         valid
     }
 
-    fn floor_fraction(&self, bytes: usize, us: f64) -> f64 {
+    pub(super) fn floor_fraction(&self, bytes: usize, us: f64) -> f64 {
         per_us(bytes as f64 / self.copy_bandwidth * 1e6, us)
     }
 
-    fn torch_us(&self, shape: Shape, batch: usize) -> Option<f64> {
+    pub(super) fn torch_us(&self, shape: Shape, batch: usize) -> Option<f64> {
         let rows = &self.report.torch.as_ref()?.rows;
         rows.iter().find(|row| row.shape == shape.to_string() && row.batch == batch).map(|row| row.us)
     }

@@ -19,6 +19,7 @@ mod cpu;
 mod decode;
 mod dense;
 mod fixed;
+mod kv;
 mod product;
 mod quantize;
 mod reference;
