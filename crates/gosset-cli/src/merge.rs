@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::Args;
+use gosset_container::Container;
 use gosset_quantize::{Event, Observer};
 use serde_json::json;
 
@@ -12,7 +13,7 @@ use crate::exit;
 use crate::interrupt;
 use crate::output;
 
-/// Join what `gosset quantize --part` wrote.
+/// Join what `gosset quantize --part` wrote, or the shards of an index.
 ///
 /// The result has the very bytes that one run over all tensors writes. Every checksum is looked at on the way; parts of other
 /// options, other weights or another program are refused. The parts stay where they are.
@@ -51,6 +52,15 @@ impl Observer for Stop {
 
 /// Runs the command.
 pub(crate) fn run(args: &MergeArgs) -> Result<()> {
+    if let [index] = args.parts.as_slice()
+        && Container::open(index)?.files().len() > 1
+    {
+        let written = gosset_container::join(index, &args.output, args.force)?;
+        if !args.quiet {
+            output::note(&format!("{}: {}", args.output.display(), output::bytes(written.file_bytes)));
+        }
+        return Ok(());
+    }
     let watch = interrupt::watch();
     let summary = gosset_quantize::merge(&args.parts, &args.output, args.force, &Stop)?;
     drop(watch);

@@ -115,6 +115,10 @@ pub(crate) struct QuantizeArgs {
     /// `gosset merge` joins what they write to the very bytes of one run.
     #[arg(long, value_name = "I/N", value_parser = |text: &str| Part::parse(text).map_err(|e| e.to_string()))]
     part: Option<Part>,
+    /// Write files of at most this size, such as 4GB, where the output is larger: FILE-00001-of-00003.gosset …, and FILE as their index,
+    /// which every command takes in the place of one file.
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, conflicts_with = "part")]
+    shard_size: Option<u64>,
     /// Keep every finished tensor in FILE.work, so that the same command goes on after an interruption; methods with calibration
     /// always do.
     #[arg(long)]
@@ -231,6 +235,7 @@ pub(crate) fn run(args: &QuantizeArgs) -> Result<()> {
     let watch = interrupt::watch_slowly();
     let mut report = gosset_quantize::run(&plan, source.as_ref(), activations, out, &run_options, &reporter)?;
     drop(watch);
+    let shards = args.shard_size.map_or(Ok(Vec::new()), |bytes| gosset_container::split(out, bytes))?;
     // What was odd about activations is known by now.
     let odd = calibration.iter().flat_map(|c| c.warnings()).filter(|w| !plan.warnings.contains(w));
     report.warnings.extend(odd);
@@ -243,6 +248,10 @@ pub(crate) fn run(args: &QuantizeArgs) -> Result<()> {
     } else {
         let mut stdout = output::stdout();
         print_report(&mut stdout, &out.display().to_string(), &report)?;
+        if !shards.is_empty() {
+            let (n, path) = (shards.len(), printable(&out.display().to_string()));
+            writeln!(stdout, "in {n} shards beside it; {path} is their index")?;
+        }
         stdout.flush()?;
     }
     Ok(())

@@ -121,3 +121,31 @@ fn a_full_disk_is_named_and_leaves_no_output() {
     assert_eq!(run.stdout, "", "{run:?}");
     run.fails(5, &["out.gosset", "No space left"]);
 }
+
+#[test]
+fn an_output_in_shards_runs_and_joins_to_the_one_file() {
+    let bench = Bench::new();
+    bench.t0("t0", &T0 { layers: 3, ..T0::llama() });
+    let quantize = "quantize t0 --codec e8 --rate 3";
+    bench.run(&format!("{quantize} -o whole.gosset --quiet")).ok();
+    let bytes = fs::metadata(bench.path("whole.gosset")).unwrap().len();
+    let run = bench.run(&format!("{quantize} -o m.gosset --shard-size {}", bytes / 2)).ok();
+    assert!(run.stdout.contains("shards"), "{run:?}");
+    let shards: Vec<String> = bench.names().into_iter().filter(|name| name.starts_with("m-")).collect();
+    assert!(shards.len() >= 3, "{shards:?}");
+    for shard in &shards {
+        assert!(fs::metadata(bench.path(shard)).unwrap().len() <= bytes / 2, "{shard}");
+        bench.run(&format!("verify {shard}")).ok();
+    }
+    bench.run("verify m.gosset").ok();
+    let [whole, sharded] =
+        ["whole", "m"].map(|name| bench.run(&format!("generate {name}.gosset --prompt a -n 4 --quiet")).ok());
+    assert_eq!(whole.stdout, sharded.stdout);
+    bench.run("merge m.gosset -o joined.gosset --quiet").ok();
+    assert!(fs::read(bench.path("joined.gosset")).unwrap() == fs::read(bench.path("whole.gosset")).unwrap());
+    // Small enough is one file.
+    bench.run(&format!("{quantize} -o one.gosset --shard-size 1GB --quiet")).ok();
+    assert!(fs::read(bench.path("one.gosset")).unwrap() == fs::read(bench.path("whole.gosset")).unwrap());
+    fs::remove_file(bench.path(&shards[1])).unwrap();
+    bench.run("verify m.gosset").fails(5, &[&shards[1]]);
+}
