@@ -73,6 +73,10 @@ impl KernelRow {
         self.op == "bf16"
     }
 
+    fn is_attention(&self) -> bool {
+        self.op == "kv_attend"
+    }
+
     fn is_product(&self) -> bool {
         self.op.ends_with("_gemv") || self.op.ends_with("_gemm")
     }
@@ -102,20 +106,24 @@ pub(crate) fn tables(results: &KernelResults, file: &str) -> String {
     if let Some(gbps) = results.copy_gbps {
         let _ = write!(out, ", copy {gbps:.0} GB/s");
     }
-    let _ = writeln!(
-        out,
-        " (`{command}`, [{file}](/{file})). Matrices repeat {unique_rows} Gaussian rows, encoded for real."
-    );
+    let _ = write!(out, " (`{command}`, [{file}](/{file})).");
+    let attention: Vec<&KernelRow> = results.rows.iter().filter(|row| row.is_attention()).collect();
+    if attention.len() < results.rows.len() {
+        let _ = write!(out, " Matrices repeat {unique_rows} Gaussian rows, encoded for real.");
+    }
+    out.push('\n');
     let single = |row: &&KernelRow| row.mode == "single";
     let layers = |row: &&KernelRow| row.mode == "layers";
     let dense: Vec<&KernelRow> = results.rows.iter().filter(|row| row.is_dense()).collect();
     let products: Vec<&KernelRow> = results.rows.iter().filter(|row| row.is_product()).collect();
     let gemv: Vec<&KernelRow> = products.iter().copied().filter(|row| row.batch == 1).collect();
-    out += "\nBatch 1: microseconds, and times the speed of bf16; rotation and scaling of the activation are in the time.\n\n";
-    out += &by_shape(
-        dense.iter().copied().filter(|row| row.batch == 1 && row.mode == "single").collect(),
-        gemv.iter().copied().filter(single).collect(),
-    );
+    if !dense.is_empty() || !gemv.is_empty() {
+        out += "\nBatch 1: microseconds, and times the speed of bf16; rotation and scaling of the activation are in the time.\n\n";
+        out += &by_shape(
+            dense.iter().copied().filter(|row| row.batch == 1 && row.mode == "single").collect(),
+            gemv.iter().copied().filter(single).collect(),
+        );
+    }
     let in_layers: Vec<&KernelRow> = gemv.iter().copied().filter(layers).collect();
     if !in_layers.is_empty() {
         out += "\nOne of 8 successive layers in one graph, batch 1:\n\n";
@@ -130,7 +138,13 @@ pub(crate) fn tables(results: &KernelResults, file: &str) -> String {
             out += &by_batch(&dense.iter().filter(of_shape).copied().collect::<Vec<_>>(), &gemm);
         }
     }
-    let others: Vec<&KernelRow> = results.rows.iter().filter(|row| !row.is_product() && !row.is_dense()).collect();
+    if !attention.is_empty() {
+        out += "\nAttention of one row, 32 query heads, 8 key heads of 128: microseconds over positions, and times the speed of bf16, which is attention alone. A \
+                step also rotates, appends, and adds means of keys.\n\n";
+        out += &by_context(&attention);
+    }
+    let is_other = |row: &&KernelRow| !row.is_product() && !row.is_dense() && !row.is_attention();
+    let others: Vec<&KernelRow> = results.rows.iter().filter(is_other).collect();
     if !others.is_empty() {
         out += "\n| operation | codec | shape | batch | us | million weights/s | of the copy's speed |\n|---|---|---|---|---|---|---|\n";
     }
@@ -193,6 +207,34 @@ fn by_shape(dense: Vec<&KernelRow>, rows: Vec<&KernelRow>) -> String {
             shapes.iter().map(|shape| find(&of_codec, shape, &|row| Some(with_speed(row)))).collect();
         let [bps, mse] = rate_and_error(&of_codec);
         let _ = writeln!(out, "| {op} | {codec} | {bps} | {mse} | {} |", cells.join(" | "));
+    }
+    out
+}
+
+/// A line per cache, a column per number of positions.
+fn by_context(rows: &[&KernelRow]) -> String {
+    let shapes = distinct(rows.iter().map(|row| row.shape.as_str()));
+    let head: Vec<&str> = shapes.iter().map(|shape| shape.split('x').next().unwrap_or(shape)).collect();
+    let mut out = format!(
+        "| cache | bits, all in | error | {} |\n|---|---|---|{}\n",
+        head.join(" | "),
+        "---|".repeat(head.len())
+    );
+    let line = |name: &str, bits: &str, error: &str, of: &dyn Fn(&str) -> Option<String>| {
+        let cells: Vec<String> = shapes.iter().map(|shape| of(shape).unwrap_or_default()).collect();
+        format!("| {name} | {bits} | {error} | {} |\n", cells.join(" | "))
+    };
+    let torch = |shape: &str| rows.iter().find(|row| row.shape == shape)?.us_torch.map(|us| format!("{us:.1}"));
+    if shapes.iter().any(|shape| torch(shape).is_some()) {
+        out += &line("PyTorch, flash, attention alone", "16", "", &torch);
+    }
+    for name in distinct(rows.iter().map(|row| row.name())) {
+        let of_name: Vec<&KernelRow> = rows.iter().copied().filter(|row| row.name() == name).collect();
+        let [bits, _] = rate_and_error(&of_name);
+        let worst = of_name.iter().filter_map(|row| row.rel_err).reduce(f64::max);
+        let error = worst.map_or_else(String::new, |e| format!("{e:.1e}"));
+        let cell = |shape: &str| of_name.iter().find(|row| row.shape == shape).map(|row| with_speed(row));
+        out += &line(&name, &bits, &error, &cell);
     }
     out
 }
@@ -315,6 +357,9 @@ mod tests {
         {"op": "shift_gemm", "codec": "shift-16@2", "variant": "tiles", "mode": "single", "shape": "14336x4096", "batch": 4, "bps_all_in": 2.004,
          "mse": 0.0683, "us": 16.0, "floor_fraction": 0.3, "mws": 1, "us_bf16": 32.0, "us_torch": null, "speedup_vs_bf16": 2.0, "rel_err": 2e-1,
          "valid": false},
+        {"op": "kv_attend", "codec": "shift-12@4", "variant": "step", "mode": "single", "shape": "8192x2048", "batch": 1, "bps_all_in": 3.97,
+         "mse": null, "us": 16.0, "floor_fraction": 0.1, "mws": 1, "us_bf16": 18.0, "us_torch": 23.0, "speedup_vs_bf16": 1.13, "rel_err": 1e-3,
+         "valid": true},
         {"op": "rht", "codec": "-", "mode": "single", "shape": "1x4096", "batch": 1, "bps_all_in": null, "mse": null, "us": 1.7,
          "floor_fraction": 0.01, "mws": 0, "us_bf16": null, "us_torch": null, "speedup_vs_bf16": null, "rel_err": null, "valid": true}]}"#;
 
@@ -329,6 +374,8 @@ mod tests {
             "| shift_gemv | shift-16@2 | 2.004 | 0.06810 | 12.4 (2.50x) |",
             "| shift_gemm | shift-16@2 tiles | 2.004 | 0.06830 | 16.0 (2.00x) WRONG |",
             "| rht | - | 1x4096 | 1 | 1.7 | 0 | 1 % |",
+            "| PyTorch, flash, attention alone | 16 |  | 23.0 |",
+            "| shift-12@4 step | 3.970 | 1.0e-3 | 16.0 (1.13x) |",
             "1 rows are wrong",
         ] {
             assert!(text.contains(line), "{line}\n{text}");
