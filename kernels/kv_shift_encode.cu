@@ -161,14 +161,17 @@ extern "C" __global__ void __launch_bounds__(kThreads) kv_shift_encode(const __g
     }
     __syncthreads();
     // Scale.
-    if (tid < d) s.squares[tid] = __fmul_rn(s.y[tid], s.y[tid]);
+    if (tid < d) s.squares[tid] = s.target[tid] = __fmul_rn(s.y[tid], s.y[tid]);
     for (unsigned h = half; h > 0; h /= 2) {
         __syncthreads();
-        if (tid < h) s.squares[tid] = __fadd_rn(s.squares[tid], s.squares[tid + h]);
+        if (tid < h) {
+            s.squares[tid] = __fadd_rn(s.squares[tid], s.squares[tid + h]);
+            s.target[tid] = fmaxf(s.target[tid], s.target[tid + h]);
+        }
     }
     __syncthreads();
     unsigned field = 0;
-    const float mean = __fmul_rn(s.squares[0], is_key ? p.key_shares[line] : p.value_share);
+    const float mean = fmaxf(__fmul_rn(s.squares[0], is_key ? p.key_shares[line] : p.value_share), __fmul_rn(s.target[0], 0.125f));
     if (mean != 0.0f) {
         const uint32_t bits = __float_as_uint(mean), m = bits & 0x7fffffu;
         // Mantissas of 2^(1/8), 2^(3/8), 2^(5/8), 2^(7/8).
@@ -176,6 +179,8 @@ extern "C" __global__ void __launch_bounds__(kThreads) kv_shift_encode(const __g
         field = min(max(4 * (static_cast<int>(bits >> 23) - 127) + reached + 129, 1), 255);
     }
     const float inverse = p.inverses[field];
+    // Targets take the place of what the largest square was found in.
+    __syncthreads();
 
     // Steps that have bits.
     if (tid < 32) {

@@ -1191,7 +1191,7 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "a6211e9371a87220fa6b3f74f098ee30b408e8ec706bdc58a545cf9b1c2e21c4",
+                    hash: "765d796b90b3c50af5f69c623ba06b3399d425e4cd8165b6dd76e6a38efa03f3",
                     ptx: include_str!("../../ptx/kv_shift_encode_10.sm_80.ptx"),
                 },
             ],
@@ -1199,7 +1199,7 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "5cc4aa15fd0aebb2c59b11f5bc567642d9a45a2f5622a79c41552f3f71487904",
+                    hash: "550383f9dd18ba059d4d06f85e27d3d106f986e76a95f7c3c044eb354637d856",
                     ptx: include_str!("../../ptx/kv_shift_encode_12.sm_80.ptx"),
                 },
             ],

@@ -19,7 +19,7 @@
 //!    y\[i\] = ((0 + x\[0\]·T\[0\]\[i\]) + x\[1\]·T\[1\]\[i\]) + …. In the frame `pairs`: with c and s of the position (see `crate::rotary`) each
 //!    rotary pair (a, b), whose mean is (m0, m1), becomes (a − (m0·c − m1·s), b − (m0·s + m1·c)), within ±2^40, and coordinates 2t and 2t + 1 of y.
 //! 2. Scale. y\[i\] times the coordinate's scale: 1, in the frame `pairs` one over its deviation, 0 for pairs without bits. Squares y\[i\]·y\[i\]; with h half the power of two from d on, then half of that, down to 1: square i gets square i + h added, if
-//!    there is one; the first, times the f32 1/n of the n coordinates with bits, is the mean t. Field 0 for t = 0, else
+//!    there is one; t is the first, times the f32 1/n of the n coordinates with bits, or the largest square times ⅛ if that is more. Field 0 for t = 0, else
 //!    4·e + c + 129 within 1 to 255, where t = 2^e·m and c is how many of 2^(1/8), 2^(3/8), 2^(5/8), 2^(7/8) (as f32) m reaches; it stands for
 //!    the scale g = 2^((field − 129)/8). Without a scale g = 1.
 //! 3. Targets. (y\[i\]·(1/g))·f\[i\] within ±64; 1/g is rounded to f32, f\[i\] is the coordinate's factor.

@@ -8,6 +8,9 @@ pub(crate) const ONE: u8 = 129;
 const LIMITS: [u32; 4] =
     [0x3f8b_95c2 & 0x7f_ffff, 0x3fa5_fed7 & 0x7f_ffff, 0x3fc5_672a & 0x7f_ffff, 0x3fea_c0c7 & 0x7f_ffff];
 const MANTISSA_BITS: u32 = 23;
+/// One over the square of how many scales away a coordinate may lie: points reach little further, and a key that is cut off there draws
+/// attention elsewhere.
+const REACH: f32 = 0.125;
 
 /// What each byte stands for: 0, then 2^((byte − 129)/8).
 pub(crate) static SCALES: LazyLock<[f32; 256]> = LazyLock::new(|| std::array::from_fn(|byte| value(byte) as f32));
@@ -23,6 +26,7 @@ fn value(byte: usize) -> f64 {
 pub(crate) fn byte(y: &[f32], share: f32, squares: &mut Vec<f32>) -> u8 {
     squares.clear();
     squares.extend(y.iter().map(|y| y * y));
+    let most = squares.iter().fold(0f32, |most, &square| most.max(square));
     let mut half = y.len().next_power_of_two() / 2;
     while half > 0 {
         if half < squares.len() {
@@ -32,7 +36,7 @@ pub(crate) fn byte(y: &[f32], share: f32, squares: &mut Vec<f32>) -> u8 {
         }
         half /= 2;
     }
-    let mean = squares.first().map_or(0.0, |sum| sum * share);
+    let mean = squares.first().map_or(0.0, |sum| sum * share).max(most * REACH);
     if mean == 0.0 {
         return 0;
     }
