@@ -4,10 +4,11 @@ use gosset_container::{Container, Ledger, Storage, TensorEntry};
 use gosset_quantize::{QuantizeOptions, QuantizeTarget};
 use serde::Serialize;
 
-/// How far above a payload that was asked for the payload of all its tensors together may be. Codecs meet a rate within a hundredth;
-/// small tensors have ends that count.
+/// How far above a rate that was asked for the rate of all tensors together may be. Codecs meet a rate within a hundredth.
 const RATE_SHARE: f64 = 0.05;
 const RATE_BITS: f64 = 0.05;
+/// Bits that the ends of its streams may take in a small tensor.
+const END_BITS: f64 = 128.0;
 
 /// Where a container differs from its recipe.
 #[derive(Debug, Serialize)]
@@ -37,6 +38,8 @@ pub(crate) fn differences(container: &Container, ledger: &Ledger, options: &Quan
     let file = |what: String| Difference { part: "file".to_owned(), what };
     // Rows that no scale fits are stored exactly, whatever rate was asked for.
     let exact_rows = quantized().any(has_exact_rows);
+    let ends = END_BITS * quantized().count() as f64 / ledger.n_quantized.max(1) as f64;
+    let bound = |asked: f64| asked * (1.0 + RATE_SHARE) + RATE_BITS + ends;
     match options.target {
         QuantizeTarget::PayloadBps(bps) if !exact_rows => {
             let rates = options.overrides.iter().filter_map(|o| match o.action {
@@ -45,14 +48,14 @@ pub(crate) fn differences(container: &Container, ledger: &Ledger, options: &Quan
             });
             let most = rates.chain(options.embeddings).fold(bps, f64::max);
             let payload = ledger.coded_rate().payload_bps();
-            if payload > most * (1.0 + RATE_SHARE) + RATE_BITS {
+            if payload > bound(most) {
                 found
                     .push(file(format!("the recipe asks for a payload of {most} bits per weight, found {payload:.4}")));
             }
         }
         QuantizeTarget::AllInBpw(bpw) => {
             let all_in = ledger.coded_rate().all_in_bps();
-            if all_in > bpw * (1.0 + RATE_SHARE) + RATE_BITS {
+            if all_in > bound(bpw) {
                 found.push(file(format!("the recipe asks for {bpw} bits per weight all in, found {all_in:.4}")));
             }
         }
