@@ -181,11 +181,9 @@ fn kv_steps_attend_to_what_pages_decode_to() {
             let parts = Rows::parts(dx.as_slice(), 1, [heads * d, kv_heads * d, kv_heads * d]).unwrap();
             let mut out = gpu.upload(&vec![f32::NAN; heads * d]).unwrap();
             let len = shape.tail_len();
-            let part = |tail: &mut Buffer<f16>| tail.as_mut().slice(layer * len..(layer + 1) * len).unwrap().ptr();
             let [t0, t1] = &mut tails;
-            let ptrs = [part(t0), part(t1)];
-            // SAFETY: the parts of both buffers, which live and are not used elsewhere until the stream is waited for.
-            let tail = ptrs.map(|ptr| unsafe { gosset_cuda::DevSliceMut::from_raw(ptr, len) });
+            let part = layer * len..(layer + 1) * len;
+            let tail = [t0.as_mut().slice(part.clone()).unwrap(), t1.as_mut().slice(part).unwrap()];
             let [s0, s1] = &mut sinks;
             let cache =
                 KvShiftLayer { layer, pages: [of_layer(0), of_layer(1)], sinks: [s0.as_mut(), s1.as_mut()], tail };
