@@ -145,7 +145,7 @@ fn gpu_logits_from_a_compressed_cache_lose_no_more_than_on_the_processor() {
             assert!(of_steps > floor, "{name}, {text}: nothing was coded");
             if !text.contains("window") {
                 // The same positions are in code: what differs is which of two near paths a vector took.
-                assert!(between <= 0.25 * noise + 2.0 * floor, "{name}, {text}");
+                assert!(between <= 0.02 * noise + 2.0 * floor, "{name}, {text}");
             }
         }
     }
@@ -217,35 +217,74 @@ fn gpu_room_of_a_compressed_cache_grows_without_a_trace() {
     }
 }
 
+/// Greedy tokens after `prompt`.
+fn greedy(model: &LanguageModel, cache: &mut KvCache, prompt: &[u32]) -> Vec<u32> {
+    let options = GenerateOptions { ignore_model_stop_ids: true, ..GenerateOptions::greedy(100) };
+    generate_with_cache(model, cache, prompt, &options, &mut Text(String::new())).unwrap().tokens
+}
+
+/// Index and lead of the largest logit.
+fn best(row: &[f32]) -> (usize, f32) {
+    let (mut at, mut best, mut next) = (0, f32::MIN, f32::MIN);
+    for (i, &v) in row.iter().enumerate() {
+        if v > best {
+            (at, best, next) = (i, v, best);
+        } else if v > next {
+            next = v;
+        }
+    }
+    (at, best - next)
+}
+
 #[test]
-fn gpu_greedy_text_of_a_compressed_cache_is_the_uncompressed_one_at_a_high_rate() {
-    let (Some(gpu), Some(path)) = (open(), assets()) else { return };
+fn gpu_greedy_choices_from_a_compressed_cache_are_the_uncompressed_ones_at_a_high_rate() {
+    const SPEC: &str = "shift-12@5,k@5,sinks=4";
+    /// Of logits: one token is likelier than any other by a factor of e.
+    const CLEAR: f32 = 1.0;
+    let Some(path) = assets() else { return };
     let source = open_source(&path).unwrap();
     let cpu = load(source.as_ref(), &LoadOptions::default());
-    let model = load(source.as_ref(), &on(&gpu, GpuOptions::default()));
+    let gpu = open().map(|gpu| load(source.as_ref(), &on(&gpu, GpuOptions::default())));
     let tokenizer = cpu.require_tokenizer().unwrap();
-    let options = GenerateOptions { ignore_model_stop_ids: true, ..GenerateOptions::greedy(100) };
-    let run = |cache: &mut KvCache, prompt: &[u32]| {
-        let mut receiver = Text(String::new());
-        generate_with_cache(&model, cache, prompt, &options, &mut receiver).unwrap()
-    };
-    let probe = model.kv_probe(1024).unwrap();
+    let probe = cpu.kv_probe(1024).unwrap();
+    let (mut clear, mut all, mut equal) = (0, 0, 0);
     for text in TEXTS {
         let prompt = tokenizer.encode(&text.repeat(4)).unwrap();
-        let expected = run(&mut model.new_cache(), &prompt);
-        let mut coded = cache(&model, "shift-12@5", &probe);
-        let found = run(&mut coded, &prompt);
-        assert!(coded.memory().unwrap().pages > 0, "nothing was coded");
-        assert_eq!(found.text, expected.text, "{text:?}");
-        // The next turn goes on from there; a clone computes everything again, and an emptied cache starts anew.
-        let history = [&prompt[..], &found.tokens, &prompt[..20]].concat();
-        let reused = run(&mut coded, &history);
-        assert_eq!(reused.n_reused, prompt.len() + found.tokens.len() - 1);
-        assert_eq!(run(&mut coded.clone(), &history).tokens, reused.tokens);
+        let made = greedy(&cpu, &mut cpu.new_cache(), &prompt);
+        let tokens = [&prompt[..], &made].concat();
+        let expected = logits(&cpu, &tokens);
+        for model in [Some(&cpu), gpu.as_ref()].into_iter().flatten() {
+            let mut coded = cache(model, SPEC, &probe);
+            // As a generation has them: the prompt at once, then step by step.
+            let (first, rest) = tokens.split_at(prompt.len());
+            let mut found = vec![model.next_logits(first, &mut coded, 512, &mut || false).unwrap()];
+            found.extend(by_steps(model, &mut coded, rest));
+            for (found, expected) in found.iter().zip(&expected[prompt.len() - 1..]) {
+                let ((choice, _), (wanted, lead)) = (best(found), best(expected));
+                assert!(choice == wanted || lead < CLEAR, "{text:?}: {choice}, not {wanted}, which leads by {lead}");
+                (clear, all) = (clear + usize::from(lead >= CLEAR), all + 1);
+                equal += usize::from(choice == wanted);
+            }
+            assert!(coded.memory().unwrap().pages > 0, "nothing was coded");
+        }
+        let Some(model) = &gpu else { continue };
+        // A next turn goes on from what is held, a clone computes everything again, an emptied cache starts anew.
+        let mut coded = cache(model, SPEC, &probe);
+        let found = greedy(model, &mut coded, &prompt);
+        let mut clone = coded.clone();
+        assert_eq!(clone.len(), prompt.len() + found.len() - 1);
+        let history = [&prompt[..], &found, &prompt[..20]].concat();
+        let n_reused = clone.keep_common_start(&history[..history.len() - 1]);
+        assert_eq!(n_reused, prompt.len() + found.len() - 1);
+        assert_eq!(greedy(model, &mut clone, &history).len(), greedy(model, &mut coded, &history).len());
         let mut emptied = coded.emptied();
         assert_eq!((emptied.len(), emptied.memory().unwrap().total()), (0, 0));
-        assert_eq!(run(&mut emptied, &prompt).text, expected.text);
+        assert_eq!(greedy(model, &mut emptied, &prompt), found);
+        coded.truncate(0);
+        assert_eq!(greedy(model, &mut coded, &prompt), found);
     }
+    eprintln!("{equal} of {all} choices are equal, {clear} of them clear");
+    assert!(10 * equal >= 9 * all && clear >= 30, "{equal} of {all}, {clear} clear");
 }
 
 /// Each in its own words, repeated so that prompts are longer than pages.
