@@ -27,7 +27,7 @@ for t in "${targets[@]}"; do
     # A finding ends libFuzzer; it starts again with what is left of the time.
     end=$(($(date +%s) + seconds)) executions=0 findings=0 cov=0 rss=0
     while left=$((end - $(date +%s))) && [ "$left" -gt 3 ]; do
-      "$here/$t" -max_total_time="$left" -max_len="$(length "$t")" -len_control=20 -timeout=20 -rss_limit_mb=6144 -print_final_stats=1 \
+      GOSSET_FUZZ_TARGET="$t" "$here/all" -max_total_time="$left" -max_len="$(length "$t")" -len_control=20 -timeout=30 -rss_limit_mb=6144 -print_final_stats=1 \
         -reload=0 -seed="$((RANDOM + 1))" -artifact_prefix="artifacts/$t-" "corpus/$t" >"$log.part" 2>&1
       rc=$?
       n=$(awk '/stat::number_of_executed_units/ {print $2}' "$log.part")

@@ -74,16 +74,20 @@ pub fn entry(name: &str) -> &'static Entry {
     ENTRIES.iter().find(|entry| entry.name == name).unwrap_or_else(|| panic!("no entry is named {name}"))
 }
 
+/// Makes what the entry `name` needs for every input: codecs of caches are made once, and what they take is theirs, not an input's.
+pub fn prepare(name: &str) {
+    if name == "kv_pages" {
+        _ = n_codecs();
+    }
+}
+
 /// Feeds `data` to the entry `name`; the bytes that were allocated at once.
 ///
 /// # Panics
 /// If they are more than the limit, or where the entry finds a law broken.
 pub fn check(name: &str, data: &[u8]) -> usize {
     let entry = entry(name);
-    // Codecs of caches are made once; what they take is theirs, not the input's.
-    if entry.name == "kv_pages" {
-        _ = n_codecs();
-    }
+    prepare(name);
     HEAP.reset_peak_usage();
     let before = HEAP.current_usage();
     (entry.run)(data);

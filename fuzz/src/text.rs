@@ -23,8 +23,21 @@ pub(crate) fn tokenizer(data: &[u8]) {
     assert_eq!(pieces, whole, "streamed text is not the whole");
 }
 
+/// Whether a template could make a text double again and again, which nothing inside a process bounds (the command renders in a process
+/// of its own): such sources are compiled only, and not even that where constants could be multiplied.
+fn doubles(source: &[u8]) -> (bool, bool) {
+    let has = |word: &[u8]| source.windows(word.len()).any(|window| window == word);
+    let joins = [&b"~"[..], b"+", b"*", b"replace", b"join", b"format", b"indent", b"%"].iter().any(|word| has(word));
+    let again = [&b"set"[..], b"macro", b"for", b"with", b"call", b"filter"].iter().any(|word| has(word));
+    (joins && again, source.iter().filter(|&&b| b == b'*').count() > 1)
+}
+
 /// A source that starts with `{"` is a `tokenizer_config.json`, any other a template.
 pub(crate) fn chat_template(data: &[u8]) {
+    let (grows, multiplies) = doubles(data);
+    if multiplies {
+        return;
+    }
     let (source, config) = if data.starts_with(b"{\"") { (None, Some(data)) } else { (Some(data), None) };
     let Ok(Some(template)) = ChatTemplate::from_blobs(source, config) else { return };
     let messages =
