@@ -27,7 +27,7 @@ pub(crate) fn tokenizer(data: &[u8]) {
 /// of its own): such sources are compiled only, and not even that where constants could be multiplied.
 fn doubles(source: &[u8]) -> (bool, bool) {
     let has = |word: &[u8]| source.windows(word.len()).any(|window| window == word);
-    let joins = [&b"~"[..], b"+", b"*", b"replace", b"join", b"format", b"indent", b"%"].iter().any(|word| has(word));
+    let joins = [&b"~"[..], b"+", b"*", b"replace", b"join", b"format", b"indent"].iter().any(|word| has(word));
     let again = [&b"set"[..], b"macro", b"for", b"with", b"call", b"filter"].iter().any(|word| has(word));
     (joins && again, source.iter().filter(|&&b| b == b'*').count() > 1)
 }
@@ -40,6 +40,9 @@ pub(crate) fn chat_template(data: &[u8]) {
     }
     let (source, config) = if data.starts_with(b"{\"") { (None, Some(data)) } else { (Some(data), None) };
     let Ok(Some(template)) = ChatTemplate::from_blobs(source, config) else { return };
+    if grows {
+        return;
+    }
     let messages =
         [Message::new("system", "Be brief."), Message::new("user", "Hi <b>"), Message::new("assistant", "é")];
     _ = template.render(&messages, true);

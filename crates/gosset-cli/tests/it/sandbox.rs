@@ -13,7 +13,8 @@ fn a_template_that_takes_all_memory_ends_its_own_process_only() {
     let bench = Bench::new();
     bench.t0("t0", &T0::llama());
     // Doubled 64 times at run time; 10 GB of constants that are joined while compiling.
-    let doubled = "{% set ns = namespace(s='x') %}{% for i in range(64) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}{{ ns.s }}";
+    let doubled =
+        "{% set ns = namespace(s='x') %}{% for i in range(64) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}{{ ns.s }}";
     let folded = format!("{{{{ {} }}}}", ["'a' * 99999999"; 100].join(" ~ "));
     for template in [doubled, &folded] {
         bench.file("t0/chat_template.jinja", template);
@@ -21,7 +22,8 @@ fn a_template_that_takes_all_memory_ends_its_own_process_only() {
         let run = bench.run_with_stdin("chat t0", b"hi\n");
         run.fails(3, &["template", "2048 MiB"]);
     }
-    bench.file("t0/chat_template.jinja", "{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}");
+    bench
+        .file("t0/chat_template.jinja", "{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}");
     bench.run("generate t0 --chat -p hi").fails(3, &["template", "instructions"]);
     // A good one goes on working.
     bench.file("t0/chat_template.jinja", "{{ messages[0].content }}");
