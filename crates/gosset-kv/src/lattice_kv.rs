@@ -361,9 +361,16 @@ impl LatticeVisitor for Decode<'_> {
         let Self { codec, place, head, first, page, out } = self;
         let mut fields = vec![0; out.len() / codec.head_dim()];
         let (blocks, _) = out.as_chunks_mut::<N>();
+        // What rows cannot hold no quantizer made.
+        let mut fits = true;
         codec.page_format(head).unpack::<N, L>(page, &mut fields, |at, step, points| {
+            fits &= points.iter().all(|y| codec.rows.fits(y));
             blocks[at..].iter_mut().step_by(step).zip(points).for_each(|(v, y)| *v = L::embed(y));
         })?;
+        if !fits {
+            let reason = format!("a coordinate is larger than {}", codec.rows.max());
+            return Err(KvError::Page { n: fields.len(), reason });
+        }
         reconstruct::<N, L>(codec, place, head, first, fields.into_iter(), out);
         Ok(())
     }

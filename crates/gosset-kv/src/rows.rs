@@ -51,6 +51,12 @@ impl RowFormat {
         }
     }
 
+    /// Whether coordinates fit into a row, which those of a damaged page need not.
+    #[inline]
+    pub(crate) fn fits<const N: usize>(self, y: &[i32; N]) -> bool {
+        if self.wide { y.iter().all(|&v| i32::from(v as i16) == v) } else { y.iter().all(|&v| i32::from(v as i8) == v) }
+    }
+
     /// Writes the coordinates of block `block`; whether all of them fit.
     #[inline]
     pub(crate) fn set_block<const N: usize>(self, row: &mut [u8], block: usize, y: &[i32; N]) -> bool {
@@ -59,11 +65,10 @@ impl RowFormat {
             let part = &mut coordinates[2 * N * block..2 * N * (block + 1)];
             let (part, _) = part.as_chunks_mut::<2>();
             part.iter_mut().zip(y).for_each(|(bytes, &v)| *bytes = (v as i16).to_le_bytes());
-            y.iter().all(|&v| i32::from(v as i16) == v)
         } else {
             let part = &mut coordinates[N * block..N * (block + 1)];
             part.iter_mut().zip(y).for_each(|(byte, &v)| *byte = v as u8);
-            y.iter().all(|&v| i32::from(v as i8) == v)
         }
+        self.fits(y)
     }
 }

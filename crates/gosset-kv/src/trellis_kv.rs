@@ -185,11 +185,16 @@ impl KvCodec for TrellisKv {
         let n = out.len() / d;
         check_len("out", out.len(), n * d)?;
         let mut fields = vec![0; n];
+        let mut fits = true;
         self.pages().unpack(page, &mut fields, |first, points| {
+            fits &= points.iter().all(|step| self.rows.fits(step));
             for (lane, v) in out[first * d..].chunks_exact_mut(d).take(LANES).enumerate() {
                 v.iter_mut().zip(points).for_each(|(v, step)| *v = self.code.value(step[lane]));
             }
         })?;
+        if !fits {
+            return Err(KvError::Page { n, reason: format!("a coordinate is larger than {}", self.rows.max()) });
+        }
         self.frame.leave(place, head, fields.into_iter(), out, d);
         Ok(())
     }
