@@ -142,7 +142,9 @@ fn patch(path: &Path, from: &str, to: &str) {
 #[test]
 fn checksums_alone_are_one_depth_and_values_the_other() {
     let bench = Bench::new();
-    let path = bench.container();
+    bench.t0("t0", &T0::llama());
+    bench.run("quantize t0 -o t0.gosset --codec e8 --rate 4 --quiet").ok();
+    let path = bench.path("t0.gosset");
     let quick = bench.run("verify --checksums t0.gosset --json").ok().json();
     assert_eq!((&quick["checked"]["depth"], &quick["checked"]["n_decoded"]), (&"checksums".into(), &0.into()));
     assert!(bench.run("verify --checksums t0.gosset").ok().stdout.contains("nothing was decoded"));

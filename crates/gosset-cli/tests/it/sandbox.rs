@@ -34,7 +34,7 @@ fn a_template_that_takes_all_memory_ends_its_own_process_only() {
 fn the_verb_of_the_sandbox_is_hidden_and_refuses_what_it_does_not_know() {
     let bench = Bench::new();
     assert!(!bench.run("--help").ok().stdout.contains("render-template"));
-    for input in [&b""[..], b"{}", b"[1, 2", b"\xff"] {
+    for input in [&b""[..], b"[1, 2", b"\xff"] {
         bench.run_with_stdin("render-template", input).fails(1, &[]);
     }
     let request = br#"{"chat_template":[123,123,32,49,32,125,125],"tokenizer_config":null,"messages":[]}"#;
