@@ -325,7 +325,7 @@ mod tests {
         let mut answer = |ids: &[u32]| {
             n += 1;
             // Every other answer is right.
-            let text = if ids[0] % 2 == 0 { keys[n - 1].clone() } else { "no".to_owned() };
+            let text = if ids[0].is_multiple_of(2) { keys[n - 1].clone() } else { "no".to_owned() };
             Ok(PasskeyReply { text, kv_all_in_bps: Some(2.0 + f64::from(ids[0] % 2)) })
         };
         let results = score_passkeys(&prompts, 3, &mut answer, &mut |_| ControlFlow::Continue(())).unwrap().unwrap();
