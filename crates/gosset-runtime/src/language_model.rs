@@ -271,6 +271,7 @@ impl LanguageModel {
     }
 
     /// Why this model cannot have a cache of `spec` where it is; `None` if it can, and always on the processor.
+    #[cfg_attr(not(feature = "gpu"), expect(unused_variables, reason = "without devices there is nothing to refuse"))]
     pub fn kv_gap(&self, spec: &KvSpec) -> Option<String> {
         match &self.backend {
             Backend::Cpu(_) => None,
