@@ -11,6 +11,8 @@ use crate::{KvError, PageBits};
 const MAX_CLASSES: usize = 2;
 /// Most bits of a norm.
 const MAX_NORM_WIDTH: u32 = 12;
+/// Largest norm that a head can tell as the least of a page: none is larger.
+const MAX_NORM: i32 = 1023;
 
 impl PageFormat<'_> {
     pub(super) fn pack_rice<const N: usize, L: BitStrip<N>>(
@@ -78,7 +80,11 @@ impl PageFormat<'_> {
         if coded {
             let mut bits = BitReader::new(&words, 0, norm_bits).map_err(bad)?;
             for field in fields.iter_mut() {
-                *field = (bits.read(width).map_err(bad)? as i32 + least) as i16 as u16;
+                let norm = bits.read(width).map_err(bad)? as i32 + least;
+                if norm > MAX_NORM {
+                    return Err(reader.damaged(format!("norm {norm}, expected {MAX_NORM} at most")));
+                }
+                *field = norm as i16 as u16;
             }
         }
         let total = n * self.blocks;
