@@ -68,7 +68,7 @@ const RULES: &[Rule] = &[
     ),
     rule(8, "gosset-benches", EVERYTHING),
     rule(8, "gosset-tests", EVERYTHING),
-    rule(8, "xtask", &["gosset-cuda", "gosset-tests"]),
+    rule(9, "xtask", &["gosset-cuda", "gosset-tests"]),
 ];
 
 /// What a user may pull: no evaluation, no baselines.
