@@ -200,8 +200,7 @@ mod tests {
         let (chat, plain) = (text_of(PromptForm::Chat), text_of(PromptForm::Plain));
         assert!(chat.contains("U:") && chat.ends_with(&format!("A:{PASSKEY_ANSWER_START}")), "{chat}");
         assert!(!plain.contains("U:") && plain.ends_with(&format!("?\n{PASSKEY_ANSWER_START}")), "{plain}");
-        let mut passkeys =
-            Passkeys::new(&PasskeyArgs { passkey_form: PromptForm::Chat, ..args(&[512]) }).unwrap();
+        let mut passkeys = Passkeys::new(&PasskeyArgs { passkey_form: PromptForm::Chat, ..args(&[512]) }).unwrap();
         assert!(passkeys.make(tokenizer(), None, 4096).unwrap_err().to_string().contains("template"));
     }
 

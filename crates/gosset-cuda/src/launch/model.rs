@@ -246,10 +246,7 @@ pub(super) fn ptr<T: DeviceType>(slice: Option<DevSlice<'_, T>>) -> u64 {
 /// for such devices.
 fn waits(module: Module) -> bool {
     use Module as M;
-    matches!(
-        module,
-        M::ModelOps | M::ModelAttendF16 | M::ModelDenseF16 | M::ModelDenseBf16 | M::KvShiftStep128
-    )
+    matches!(module, M::ModelOps | M::ModelAttendF16 | M::ModelDenseF16 | M::ModelDenseBf16 | M::KvShiftStep128)
 }
 
 /// Launches `entry`.

@@ -7,7 +7,7 @@ mod probe;
 mod rotation;
 
 pub use bias::KeyMeans;
-pub use device::kv_device_gap;
 pub(crate) use cache::CodedCache;
+pub use device::kv_device_gap;
 pub(crate) use probe::Seen;
 pub use probe::{CHECK_TOKENS, PROBE_TOKENS};
