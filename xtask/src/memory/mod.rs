@@ -144,10 +144,10 @@ fn measure(gosset: &Path, words: &[String], args: &MemoryArgs) -> Result<(Value,
         .iter()
         .map(|(layer, r)| json!({ "layer": layer + 1, "anonymous": r.anonymous, "file": r.file }))
         .collect();
-    let growth = match (layers.get(&1), layers.get(&(args.layers - 1))) {
-        (Some(second), Some(last)) => Some(last.anonymous as f64 / second.anonymous as f64),
-        _ => None,
-    };
+    // The progress that tells of layers has a least distance in time: of a fast run not every layer is seen.
+    let second = layers.range(1..args.layers / 2).next();
+    let last = layers.range(args.layers / 2..).next_back();
+    let growth = second.zip(last).map(|((_, second), (_, last))| last.anonymous as f64 / second.anonymous as f64);
     let row = json!({
         "seconds": (seconds * 10.0).round() / 10.0,
         "said": lines.iter().find(|line| line.contains("of memory")),
