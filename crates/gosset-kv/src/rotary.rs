@@ -43,11 +43,18 @@ impl Rotary {
         self.turns.iter().map(move |t| unit(t * position as f64))
     }
 
-    /// Takes the rotated mean off the key `x` at `position`: of each pair (m₀c − m₁s, m₀s + m₁c), every operation rounded to f32.
+    /// The mean as a position turns it, by pair: (m₀c − m₁s, m₀s + m₁c), every operation rounded to f32.
+    fn turned(&self, position: u64, mean: &[f32]) -> impl Iterator<Item = [f32; 2]> {
+        self.units(position).enumerate().map(|(t, [c, s])| {
+            let [m0, m1] = self.coordinates(t).map(|i| mean[i]);
+            [m0 * c - m1 * s, m0 * s + m1 * c]
+        })
+    }
+
+    /// Takes the mean, as `position` turns it, off the key `x`.
     pub(crate) fn take_off(&self, position: u64, mean: &[f32], x: &mut [f32]) {
-        for (t, [c, s]) in self.units(position).enumerate() {
+        for (t, [a, b]) in self.turned(position, mean).enumerate() {
             let [i, j] = self.coordinates(t);
-            let (a, b) = (mean[i] * c - mean[j] * s, mean[i] * s + mean[j] * c);
             (x[i], x[j]) = (x[i] - a, x[j] - b);
         }
     }
@@ -55,12 +62,10 @@ impl Rotary {
     /// Adds rotated means to keys at positions from `first` on, `[n, head_dim]`: to rounding what [`take_off`](Self::take_off) takes.
     pub(crate) fn put_on(&self, first: u64, mean: &[f32], keys: &mut [f32]) {
         let (half, d) = (self.turns.len(), mean.len());
-        let mut base = vec![[0f32; 2]; half];
+        let mut base = Vec::with_capacity(half);
         for (run, keys) in keys.chunks_mut(RUN * d).enumerate() {
-            for (t, [c, s]) in self.units(first + (run * RUN) as u64).enumerate() {
-                let [i, j] = self.coordinates(t);
-                base[t] = [mean[i] * c - mean[j] * s, mean[i] * s + mean[j] * c];
-            }
+            base.clear();
+            base.extend(self.turned(first + (run * RUN) as u64, mean));
             for (key, units) in keys.chunks_exact_mut(d).zip(self.fine.chunks_exact(half)) {
                 match self.pairs {
                     RopePairs::Halves => {
