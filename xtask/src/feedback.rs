@@ -72,8 +72,7 @@ fn feedback_args(workspace: &Workspace, args: &FeedbackArgs) -> Result<Vec<Strin
         name => name.map(str::to_owned),
     };
     let path = |path: &Option<PathBuf>| path.as_deref().map(|path| utf8(&absolute(path)?)).transpose();
-    let mut out = Vec::new();
-    for (flag, value) in [
+    let mut out = rd::given([
         ("--model", Some(rd::resolve(workspace, &args.model, args.accept)?)),
         ("--held-out", Some(utf8(&held_out)?)),
         ("--held-out-tokens", args.held_out_tokens.map(|n| n.to_string())),
@@ -85,11 +84,7 @@ fn feedback_args(workspace: &Workspace, args: &FeedbackArgs) -> Result<Vec<Strin
         ("--rates", args.rates.clone()),
         ("--damping", args.damping.map(|share| share.to_string())),
         ("--out", path(&args.out)?),
-    ] {
-        if let Some(value) = value {
-            out.extend([flag.to_owned(), value]);
-        }
-    }
+    ]);
     if args.json {
         out.push("--json".to_owned());
     }

@@ -56,8 +56,7 @@ pub(crate) fn run(workspace: &Workspace, args: &KvScoresArgs) -> Result<ExitCode
 /// The command line of `kv-scores`.
 fn kv_scores_args(workspace: &Workspace, args: &KvScoresArgs) -> Result<Vec<String>> {
     let text = text_path(workspace, args.text.as_deref(), args.model == "embedded")?;
-    let mut out = Vec::new();
-    for (flag, value) in [
+    let mut out = rd::given([
         ("--model", Some(rd::resolve(workspace, &args.model, args.accept)?)),
         ("--text", Some(utf8(&text)?)),
         ("--tokens", args.tokens.map(|n| n.to_string())),
@@ -65,11 +64,7 @@ fn kv_scores_args(workspace: &Workspace, args: &KvScoresArgs) -> Result<Vec<Stri
         ("--bits", args.bits.clone()),
         ("--seeds", args.seeds.map(|n| n.to_string())),
         ("--out", args.out.as_deref().map(|path| utf8(&absolute(path)?)).transpose()?),
-    ] {
-        if let Some(value) = value {
-            out.extend([flag.to_owned(), value]);
-        }
-    }
+    ]);
     if args.json {
         out.push("--json".to_owned());
     }

@@ -78,8 +78,7 @@ fn rd_args(workspace: &Workspace, args: &RdArgs) -> Result<Vec<String>> {
     let full: Vec<String> = FULL.iter().map(|&name| name.to_owned()).collect();
     let sources = if args.source.is_empty() && args.full { &full } else { &args.source };
     let sources = sources.iter().map(|name| resolve(workspace, name, args.accept)).collect::<Result<Vec<_>>>()?;
-    let mut out = Vec::new();
-    for (flag, value) in [
+    let mut out = given([
         ("--source", Some(sources.join(",")).filter(|list| !list.is_empty())),
         ("--seed", args.seed.map(|n| n.to_string())),
         ("--codecs", args.codecs.clone()),
@@ -89,11 +88,7 @@ fn rd_args(workspace: &Workspace, args: &RdArgs) -> Result<Vec<String>> {
         ("--tensors", args.tensors.clone()),
         ("--decompose", args.decompose.clone()),
         ("--out", args.out.as_deref().map(|path| utf8(&absolute(path)?)).transpose()?),
-    ] {
-        if let Some(value) = value {
-            out.extend([flag.to_owned(), value]);
-        }
-    }
+    ]);
     for (flag, on) in [("--full", args.full), ("--json", args.json)] {
         if on {
             out.push(flag.to_owned());
@@ -128,6 +123,11 @@ fn plain(path: &Path) -> Result<String> {
         bail!("{text}: expected a path without commas, which separate the sources");
     }
     Ok(text)
+}
+
+/// Words of a command line: each flag that has a value, and the value.
+pub(crate) fn given<const N: usize>(flags: [(&str, Option<String>); N]) -> Vec<String> {
+    flags.into_iter().filter_map(|(flag, value)| Some([flag.to_owned(), value?])).flatten().collect()
 }
 
 /// The command that was typed.
