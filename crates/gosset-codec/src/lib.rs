@@ -88,3 +88,7 @@ pub use tiles::TileEncoder;
 
 pub use gosset_entropy::Rate;
 pub use gosset_transform::Rht;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

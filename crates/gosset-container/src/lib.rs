@@ -33,3 +33,7 @@ pub use shards::{SHARD_KEY, join, split};
 pub use unisvq::UniSvqTensor;
 pub use verify::{ValueStatistics, VerifyProgress, VerifyReport};
 pub use writer::{ManifestInfo, Summary, Writer};
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -38,3 +38,7 @@ pub use graph::Graph;
 pub use memory::{Buffer, DevSlice, DevSliceMut, DeviceType};
 pub use stream::{Event, Stream, StreamRef};
 pub use target::{Target, targets};
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -51,3 +51,7 @@ pub use histogram::{Histogram, conditional_entropy_bits, entropy_bits};
 pub use rate::Rate;
 pub use stream::{EncodedPage, PageBuilder, STREAM_LEN, STREAMS_PER_PAGE, StreamIndex, StreamSpan, StreamTable};
 pub use zigzag::{unzigzag, zigzag};
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -61,3 +61,7 @@ pub use zero_shot::{
     TaskResult, TokenTree, TreeBranch, TreeToken, encode_option, read_questions, read_task_log, score_questions,
     write_task_log,
 };
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

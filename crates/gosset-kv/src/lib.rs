@@ -63,3 +63,7 @@ pub use spec::{
 pub use store::KvStore;
 pub use trellis_kv::TrellisKv;
 pub use views::{Held, PageView};
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

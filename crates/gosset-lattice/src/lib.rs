@@ -95,3 +95,7 @@ pub trait Lattice<const N: usize>: sealed::Sealed + Copy + Send + Sync + 'static
         core::array::from_fn(|i| y[i] as f32 * Self::AXIS_SCALE[i])
     }
 }
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

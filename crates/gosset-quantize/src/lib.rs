@@ -46,3 +46,7 @@ pub use safetensors::SafetensorsSource;
 pub use source::{ModelSource, SourceInfo, TensorInfo};
 pub use target::{Allocation, QuantizeTarget};
 pub use tie::{TIE_KEY, TieDecision, resolve_tie};
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

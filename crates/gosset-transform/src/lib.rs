@@ -62,3 +62,7 @@ pub use philox::{Domain, RandomStream, philox4x32_10};
 pub use plan::{DEFAULT_TILE, MAX_TILE, MAX_WIDTH, TilePlan, TileRun};
 pub use rht::Rht;
 pub use signs::Signs;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

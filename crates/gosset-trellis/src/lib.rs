@@ -16,3 +16,7 @@ mod error;
 pub mod shift;
 
 pub use error::TrellisError;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

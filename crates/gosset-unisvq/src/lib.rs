@@ -41,3 +41,7 @@ pub use proxy::{proxy, relative_proxy};
 pub use refine::{RefineOptions, RefineReport, refine};
 pub use round::Round;
 pub use spec::{GridInit, Incoherence, UniSvq, UniSvqSpec};
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

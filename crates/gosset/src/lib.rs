@@ -26,3 +26,7 @@ pub use gosset_runtime as runtime;
 pub use gosset_transform as transform;
 pub use gosset_trellis as trellis;
 pub use gosset_unisvq as unisvq;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
