@@ -63,6 +63,8 @@ pub mod tune;
 mod unisvq;
 mod weights;
 
+/// The candle whose tensors and modules this crate speaks.
+pub use candle_core;
 pub use config::ModelConfig;
 pub use device::{ComputeDevice, DeviceChoice, DeviceError};
 pub use error::RuntimeError;
@@ -76,3 +78,7 @@ pub use rope::RopeScaling;
 pub use sampler::Sampling;
 pub use trees::{ScoredToken, TokenBranch, TokenTree};
 pub use weights::check_shapes;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
