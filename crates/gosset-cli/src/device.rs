@@ -74,7 +74,7 @@ fn of_cache(reason: &str) -> String {
 /// Whether the model may load elsewhere.
 fn is_of_device(error: &anyhow::Error) -> bool {
     match error.downcast_ref() {
-        Some(RuntimeError::DeviceMemory { .. }) => true,
+        Some(RuntimeError::DeviceMemory { .. } | RuntimeError::DeviceModel { .. }) => true,
         #[cfg(feature = "gpu")]
         Some(RuntimeError::Cuda(_)) => true,
         _ => false,
@@ -91,6 +91,8 @@ mod tests {
         assert!(is_of_device(&full.into()));
         #[cfg(feature = "gpu")]
         assert!(is_of_device(&RuntimeError::Cuda(gosset_cuda::CudaError::NoDriver).into()));
+        let window = RuntimeError::DeviceModel { class: "MistralForCausalLM", reason: "a window".to_owned() };
+        assert!(is_of_device(&window.into()));
         assert!(!is_of_device(&RuntimeError::Cancelled.into()));
         assert!(!is_of_device(&anyhow::anyhow!("anything")));
     }

@@ -10,18 +10,33 @@ use crate::kv_cache::LayerCache;
 use crate::rope::RopeTable;
 use crate::tensor::{f32_slice, tensor2};
 
-/// Head counts and width of one attention layer.
+/// What one attention layer does: heads, their width, what scores are multiplied by, and how far queries see.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct AttentionShape {
     pub(crate) heads: usize,
     pub(crate) kv_heads: usize,
     pub(crate) head_dim: usize,
+    /// Factor of scores.
+    pub(crate) scale: f32,
+    /// Positions that a query sees, its own included; `None` for all.
+    pub(crate) window: Option<usize>,
 }
 
 impl AttentionShape {
-    /// The shape that a configuration states.
-    pub(crate) fn of(config: &ModelConfig) -> Self {
-        Self { heads: config.n_heads, kv_heads: config.n_kv_heads, head_dim: config.head_dim }
+    /// The shape that a configuration states for layer `index`.
+    pub(crate) fn of(config: &ModelConfig, index: usize) -> Self {
+        Self {
+            heads: config.n_heads,
+            kv_heads: config.n_kv_heads,
+            head_dim: config.head_dim,
+            scale: 1.0 / (config.query_scalar as f32).sqrt(),
+            window: config.window_of(index),
+        }
+    }
+
+    /// First position that a query at `position` sees.
+    pub(crate) fn first_seen(&self, position: usize) -> usize {
+        self.window.map_or(0, |window| (position + 1).saturating_sub(window))
     }
 }
 
@@ -30,7 +45,7 @@ impl AttentionShape {
 /// 192 rows times 2048 keys in f32 are 1.5 MB, which stays in a core's second-level cache.
 pub(crate) const SCORE_ROWS: usize = 192;
 
-/// Attention of the last `n` cached positions over everything up to each of them.
+/// Attention of the last `n` cached positions over everything up to each of them, as far back as the window reaches.
 ///
 /// `q` is `[n, heads * head_dim]`, not yet rotated; its keys and values are in `cache` already, whose last `n`
 /// positions `rope` covers. Returns `[n, heads * head_dim]`.
@@ -97,14 +112,15 @@ impl Workspace {
         rope: &RopeTable,
         shape: AttentionShape,
     ) {
-        let AttentionShape { heads, kv_heads, head_dim } = shape;
+        let AttentionShape { heads, kv_heads, head_dim, scale, .. } = shape;
         let (group, q_row, kv_row) = (heads / kv_heads, heads * head_dim, cache.row_len());
         let n = q.len() / q_row;
-        let (rows, n_keys) = (n * group, first + n);
+        // Keys before the window of the first query are not looked at.
+        let from = shape.first_seen(first);
+        let (rows, n_keys) = (n * group, first + n - from);
         let span = kv_head * group * head_dim..(kv_head + 1) * group * head_dim;
 
         self.queries.resize(rows * head_dim, 0.0);
-        let scale = 1.0 / (head_dim as f32).sqrt();
         for (i, (q, to)) in q.chunks_exact(q_row).zip(self.queries.chunks_exact_mut(group * head_dim)).enumerate() {
             for (q, to) in q[span.clone()].chunks_exact(head_dim).zip(to.chunks_exact_mut(head_dim)) {
                 rope.rotate(first + i, q, scale, to);
@@ -114,8 +130,9 @@ impl Workspace {
         // Growing once to the largest block avoids clearing: every score that is read was written by this product.
         self.scores.resize(self.scores.len().max(rows * n_keys), 0.0);
         let scores = &mut self.scores[..rows * n_keys];
-        let keys = Mat::new(&cache.keys()[kv_head * head_dim..], n_keys, head_dim, kv_row);
-        let values = Mat::new(&cache.values()[kv_head * head_dim..], n_keys, head_dim, kv_row);
+        let at = (from - cache.first()) * kv_row + kv_head * head_dim;
+        let keys = Mat::new(&cache.keys()[at..], n_keys, head_dim, kv_row);
+        let values = Mat::new(&cache.values()[at..], n_keys, head_dim, kv_row);
         matmul(
             MatMut::new(scores, rows, n_keys, n_keys),
             Mat::new(&self.queries, rows, head_dim, head_dim),
@@ -125,9 +142,12 @@ impl Workspace {
 
         // The queries are used up: their first elements hold the reciprocal sums.
         for (r, row) in scores.chunks_exact_mut(n_keys).enumerate() {
-            let (seen, later) = row.split_at_mut(first + r / group + 1);
+            let position = first + r / group;
+            let (seen, later) = row.split_at_mut(position + 1 - from);
+            let (before, seen) = seen.split_at_mut(shape.first_seen(position) - from);
             let max = max(seen);
             self.queries[r] = 1.0 / exp_sum_in_place(seen, max);
+            before.fill(0.0);
             later.fill(0.0);
         }
 

@@ -1,10 +1,23 @@
 //! The model's hyperparameters, from a Hugging Face `config.json`.
 
+mod field;
+mod rope_settings;
+mod window;
+
+use std::borrow::Cow;
+
+use half::{bf16, f16};
 use serde_json::{Map, Value};
 
 use crate::error::RuntimeError;
-use crate::models::{ARCHITECTURES, Architecture};
+use crate::models::{ARCHITECTURES, Architecture, Gate};
 use crate::rope::RopeScaling;
+use field::{Field, kind};
+pub use rope_settings::RopeSettings;
+use rope_settings::rope;
+pub use window::LocalLayers;
+pub(crate) use window::WindowRule;
+use window::windows;
 
 /// Largest count that a field may claim; beyond every real model, and small enough that no product of two overflows.
 const MAX_COUNT: u64 = 1 << 31;
@@ -37,6 +50,18 @@ pub struct ModelConfig {
     pub rope_theta: f64,
     /// Stretching of the rotary frequencies.
     pub rope_scaling: RopeScaling,
+    /// Rotary settings of local layers, where they have their own.
+    pub local_rope: Option<RopeSettings>,
+    /// Positions that local layers see, the query's own included; `None` if that is all of them.
+    pub sliding_window: Option<usize>,
+    /// Which layers are local.
+    pub local_layers: LocalLayers,
+    /// Scores are divided by the root of this: `head_dim`, unless `query_pre_attn_scalar` says otherwise.
+    pub query_scalar: f64,
+    /// What embeddings are multiplied by: 1, or the root of the width as the type of the checkpoint holds it.
+    pub embedding_scale: f32,
+    /// Logits are `cap * tanh(logit / cap)` of this cap (`final_logit_softcapping`).
+    pub final_softcap: Option<f32>,
     /// Whether q, k, v and o projections have a bias beyond what the architecture always has (`attention_bias`).
     pub attention_bias: bool,
     /// Whether the feed-forward projections have a bias (`mlp_bias`).
@@ -62,15 +87,24 @@ impl ModelConfig {
             return Err(RuntimeError::config("(whole file)", "a JSON object", kind(config)));
         };
         let architecture = architecture(map)?;
+        let text = text_part(map, architecture)?;
+        let map = &text;
+        let is_gemma = architecture.windows == WindowRule::Pattern;
         let field = |name| Field { map, name };
-        let hidden_size = field("hidden_size").count()?;
-        let n_heads = field("num_attention_heads").count()?;
-        let n_kv_heads = field("num_key_value_heads").optional_count()?.unwrap_or(n_heads);
+        // Files of Gemma 3 leave out what is as in the library that wrote them.
+        let count = |name, usual: usize| match is_gemma {
+            true => Ok(field(name).optional_count()?.unwrap_or(usual)),
+            false => field(name).count(),
+        };
+        let hidden_size = count("hidden_size", 2304)?;
+        let n_heads = count("num_attention_heads", 8)?;
+        let n_kv_heads = field("num_key_value_heads").optional_count()?.unwrap_or(if is_gemma { 4 } else { n_heads });
         if !n_heads.is_multiple_of(n_kv_heads) {
             return Err(RuntimeError::config("num_key_value_heads", format!("a divisor of {n_heads}"), n_kv_heads));
         }
         let head_dim = match field("head_dim").optional_count()? {
             Some(d) => d,
+            None if is_gemma => 256,
             None if hidden_size.is_multiple_of(n_heads) => hidden_size / n_heads,
             None => {
                 return Err(RuntimeError::config("hidden_size", format!("a multiple of {n_heads} heads"), hidden_size));
@@ -79,71 +113,72 @@ impl ModelConfig {
         if !head_dim.is_multiple_of(2) {
             return Err(RuntimeError::config("head_dim", "an even number", head_dim));
         }
-        match field("hidden_act").present() {
-            None => {}
-            Some(Value::String(s)) if matches!(s.as_str(), "silu" | "swish") => {}
-            Some(Value::String(other)) => return Err(RuntimeError::config("hidden_act", "silu", other)),
-            Some(other) => return Err(field("hidden_act").wrong("silu", other)),
-        }
+        gate(map, architecture)?;
         // Read where the head is chosen; here only its type counts.
         field("tie_word_embeddings").bool(false)?;
-        if field("use_sliding_window").bool(false)? {
-            return Err(RuntimeError::config(
-                "use_sliding_window",
-                "false: window attention is not implemented",
-                "true",
-            ));
-        }
         let rms_norm_eps = field("rms_norm_eps").float()?.unwrap_or(1e-6);
         if !(0.0..1.0).contains(&rms_norm_eps) {
             return Err(RuntimeError::config("rms_norm_eps", "a number in [0, 1)", rms_norm_eps));
         }
-        // Newer files put everything about the rotation in one object.
-        let rope = map.get("rope_parameters").and_then(Value::as_object);
-        let theta = match rope {
-            Some(rope) => Field { map: rope, name: "rope_theta" }.float()?,
+        for name in REFUSED {
+            match field(name).present() {
+                None | Some(Value::Bool(false)) => {}
+                Some(other) => return Err(field(name).wrong("null or false: it is not implemented", other)),
+            }
+        }
+        let (rope, local_rope) = rope(map, head_dim, is_gemma)?;
+        let n_layers = count("num_hidden_layers", 26)?;
+        let max_positions = field("max_position_embeddings").optional_count()?;
+        let max_positions = max_positions.unwrap_or(match architecture.windows {
+            WindowRule::Never => 2048,
+            WindowRule::Upper => 32_768,
+            WindowRule::All | WindowRule::Pattern => 131_072,
+        });
+        let (window, local_layers) = windows(architecture.windows, map, n_layers)?;
+        let query_scalar = match field("query_pre_attn_scalar").float()? {
+            Some(scalar) if is_gemma && scalar > 0.0 => scalar,
+            Some(scalar) if is_gemma => {
+                return Err(RuntimeError::config("query_pre_attn_scalar", "a positive number", scalar));
+            }
+            None if is_gemma => 256.0,
+            _ => head_dim as f64,
+        };
+        let final_softcap = match field("final_logit_softcapping").float()? {
+            Some(cap) if cap > 0.0 => Some(cap as f32),
             None => None,
+            Some(cap) => return Err(RuntimeError::config("final_logit_softcapping", "a positive number or null", cap)),
         };
-        let rope_theta = match theta {
-            Some(theta) => theta,
-            None => field("rope_theta").float()?.unwrap_or(10_000.0),
-        };
-        if rope_theta <= 0.0 {
-            return Err(RuntimeError::config("rope_theta", "a positive number", rope_theta));
-        }
-        let partial = field("partial_rotary_factor").float()?.unwrap_or(1.0);
-        if partial != 1.0 {
-            return Err(RuntimeError::config(
-                "partial_rotary_factor",
-                "1: partly rotated heads are not implemented",
-                partial,
-            ));
-        }
+        let scale = if architecture.scaled_embedding { (hidden_size as f64).sqrt() as f32 } else { 1.0 };
         Ok(Self {
             architecture,
             hidden_size,
-            intermediate_size: field("intermediate_size").count()?,
-            n_layers: field("num_hidden_layers").count()?,
+            intermediate_size: count("intermediate_size", 9216)?,
+            n_layers,
             n_heads,
             n_kv_heads,
             head_dim,
-            vocab_size: field("vocab_size").count()?,
-            max_positions: field("max_position_embeddings").optional_count()?.unwrap_or(2048),
+            vocab_size: count("vocab_size", 262_208)?,
+            max_positions,
             rms_norm_eps,
-            rope_theta,
-            rope_scaling: match rope {
-                Some(rope) => rope_scaling("rope_parameters", rope, head_dim)?,
-                None => match map.get("rope_scaling") {
-                    None | Some(Value::Null) => RopeScaling::None,
-                    Some(Value::Object(scaling)) => rope_scaling("rope_scaling", scaling, head_dim)?,
-                    Some(other) => return Err(RuntimeError::config("rope_scaling", "an object", kind(other))),
-                },
-            },
+            rope_theta: rope.theta,
+            rope_scaling: rope.scaling,
+            local_rope,
+            // A window that no text outgrows is none.
+            sliding_window: window.filter(|window| *window < max_positions && local_layers.any(n_layers)),
+            local_layers,
+            query_scalar,
+            embedding_scale: rounded(scale, map),
+            final_softcap,
             attention_bias: field("attention_bias").bool(false)?,
             mlp_bias: field("mlp_bias").bool(false)?,
             bos_token_id: field("bos_token_id").ids()?.first().copied(),
             eos_token_ids: field("eos_token_id").ids()?,
         })
+    }
+
+    /// Positions that queries of layer `index` see, their own included; `None` if that is all of them.
+    pub fn window_of(&self, index: usize) -> Option<usize> {
+        self.sliding_window.filter(|_| self.local_layers.contains(index))
     }
 
     /// Width of all query heads together.
@@ -170,6 +205,58 @@ pub(crate) fn generation_eos_ids(bytes: &[u8]) -> Result<Vec<u32>, RuntimeError>
     }
 }
 
+/// Attention of some architectures that is not implemented, and that must be off.
+const REFUSED: [&str; 2] = ["use_bidirectional_attention", "attn_logit_softcapping"];
+
+/// Fields that a larger model states for its language model too, if that does not.
+const SHARED: [&str; 5] = ["tie_word_embeddings", "bos_token_id", "eos_token_id", "dtype", "torch_dtype"];
+
+/// The configuration of the language model: `text_config` of a model that sees, with what the whole states for it.
+fn text_part<'a>(
+    map: &'a Map<String, Value>,
+    architecture: &Architecture,
+) -> Result<Cow<'a, Map<String, Value>>, RuntimeError> {
+    match map.get("text_config") {
+        Some(Value::Object(text)) if architecture.windows == WindowRule::Pattern => {
+            let mut text = text.clone();
+            for name in SHARED {
+                if let (Some(value), true) = (map.get(name), text.get(name).is_none_or(Value::is_null)) {
+                    text.insert(name.to_owned(), value.clone());
+                }
+            }
+            Ok(Cow::Owned(text))
+        }
+        Some(other) if architecture.windows == WindowRule::Pattern => {
+            Err(RuntimeError::config("text_config", "an object", kind(other)))
+        }
+        _ => Ok(Cow::Borrowed(map)),
+    }
+}
+
+/// Fails unless the gate is the one of the architecture.
+fn gate(map: &Map<String, Value>, architecture: &Architecture) -> Result<(), RuntimeError> {
+    let (name, expected, alike): (_, _, &[&str]) = match architecture.gate {
+        Gate::Silu => ("hidden_act", "silu", &["silu", "swish"]),
+        Gate::GeluTanh => ("hidden_activation", "gelu_pytorch_tanh", &["gelu_pytorch_tanh"]),
+    };
+    let field = Field { map, name };
+    match field.present() {
+        None => Ok(()),
+        Some(Value::String(s)) if alike.contains(&s.as_str()) => Ok(()),
+        Some(Value::String(other)) => Err(RuntimeError::config(name, expected, other)),
+        Some(other) => Err(field.wrong(expected, other)),
+    }
+}
+
+/// `scale` as the type of the checkpoint holds it: models are trained with that.
+fn rounded(scale: f32, map: &Map<String, Value>) -> f32 {
+    match ["dtype", "torch_dtype"].iter().find_map(|name| map.get(*name).and_then(Value::as_str)) {
+        Some("bfloat16") => bf16::from_f32(scale).to_f32(),
+        Some("float16") => f16::from_f32(scale).to_f32(),
+        _ => scale,
+    }
+}
+
 fn architecture(map: &Map<String, Value>) -> Result<&'static Architecture, RuntimeError> {
     let model_type = map.get("model_type").and_then(Value::as_str);
     let class = map.get("architectures").and_then(|a| a.get(0)).and_then(Value::as_str);
@@ -181,129 +268,6 @@ fn architecture(map: &Map<String, Value>) -> Result<&'static Architecture, Runti
         found: class.or(model_type).unwrap_or("(neither architectures nor model_type in config.json)").to_owned(),
         supported: ARCHITECTURES.iter().map(|a| a.class).collect::<Vec<_>>().join(", "),
     })
-}
-
-fn rope_scaling(at: &str, map: &Map<String, Value>, head_dim: usize) -> Result<RopeScaling, RuntimeError> {
-    let positive = |name: &'static str| -> Result<f64, RuntimeError> {
-        match (Field { map, name }).float()? {
-            Some(v) if v > 0.0 => Ok(v),
-            Some(v) => Err(RuntimeError::config(&format!("{at}.{name}"), "a positive number", v)),
-            None => Err(RuntimeError::config(&format!("{at}.{name}"), "a positive number", "nothing")),
-        }
-    };
-    let rope_type = map.get("rope_type").or_else(|| map.get("type")).and_then(Value::as_str).unwrap_or("default");
-    match rope_type {
-        "default" => Ok(RopeScaling::None),
-        "linear" => Ok(RopeScaling::Linear { factor: positive("factor")? }),
-        "llama3" => {
-            let (low, high) = (positive("low_freq_factor")?, positive("high_freq_factor")?);
-            if high <= low {
-                return Err(RuntimeError::config(&format!("{at}.high_freq_factor"), format!("above {low}"), high));
-            }
-            Ok(RopeScaling::Llama3 {
-                factor: positive("factor")?,
-                low_freq_factor: low,
-                high_freq_factor: high,
-                original_max_positions: positive("original_max_position_embeddings")?,
-            })
-        }
-        // With two different lists the choice depends on the length of the text; with equal ones it is a fixed divisor.
-        "longrope"
-            if map.get("short_factor") == map.get("long_factor")
-                && map.get("attention_factor") == Some(&Value::from(1.0)) =>
-        {
-            let list = map.get("long_factor").and_then(Value::as_array);
-            let factors: Option<Vec<f64>> =
-                list.and_then(|l| l.iter().map(|v| v.as_f64().filter(|f| f.is_finite() && *f > 0.0)).collect());
-            match factors {
-                Some(factors) if factors.len() == head_dim / 2 => Ok(RopeScaling::Factors(factors)),
-                _ => Err(RuntimeError::config(
-                    &format!("{at}.long_factor"),
-                    format!("{} positive numbers", head_dim / 2),
-                    list.map_or("nothing".to_owned(), |l| format!("a list of {}", l.len())),
-                )),
-            }
-        }
-        other => Err(RuntimeError::config(
-            &format!("{at}.rope_type"),
-            "default, linear, llama3, or longrope with equal lists and attention_factor 1.0",
-            other,
-        )),
-    }
-}
-
-/// One field of a JSON object, read as what is expected.
-struct Field<'a> {
-    map: &'a Map<String, Value>,
-    name: &'a str,
-}
-
-impl Field<'_> {
-    fn present(&self) -> Option<&Value> {
-        self.map.get(self.name).filter(|v| !v.is_null())
-    }
-
-    fn wrong(&self, expected: impl Into<String>, found: &Value) -> RuntimeError {
-        match found {
-            Value::Number(n) => RuntimeError::config(self.name, expected, n),
-            other => RuntimeError::config(self.name, expected, kind(other)),
-        }
-    }
-
-    fn optional_count(&self) -> Result<Option<usize>, RuntimeError> {
-        match self.present() {
-            None => Ok(None),
-            Some(v) => match v.as_u64() {
-                Some(n) if (1..=MAX_COUNT).contains(&n) => Ok(Some(n as usize)),
-                _ => Err(self.wrong(format!("an integer from 1 to {MAX_COUNT}"), v)),
-            },
-        }
-    }
-
-    fn count(&self) -> Result<usize, RuntimeError> {
-        self.optional_count()?.ok_or_else(|| RuntimeError::config(self.name, "a positive integer", "nothing"))
-    }
-
-    fn float(&self) -> Result<Option<f64>, RuntimeError> {
-        match self.present() {
-            None => Ok(None),
-            Some(v) => match v.as_f64() {
-                Some(f) if f.is_finite() => Ok(Some(f)),
-                _ => Err(self.wrong("a finite number", v)),
-            },
-        }
-    }
-
-    fn bool(&self, default: bool) -> Result<bool, RuntimeError> {
-        match self.present() {
-            None => Ok(default),
-            Some(Value::Bool(b)) => Ok(*b),
-            Some(v) => Err(self.wrong("true or false", v)),
-        }
-    }
-
-    fn ids(&self) -> Result<Vec<u32>, RuntimeError> {
-        let id = |v: &Value| v.as_u64().and_then(|n| u32::try_from(n).ok());
-        let expected = "a token id or a list of them";
-        match self.present() {
-            None => Ok(Vec::new()),
-            Some(Value::Array(list)) => {
-                list.iter().map(|v| id(v).ok_or_else(|| self.wrong(expected, v))).collect::<Result<_, _>>()
-            }
-            Some(v) => Ok(vec![id(v).ok_or_else(|| self.wrong(expected, v))?]),
-        }
-    }
-}
-
-fn kind(value: &Value) -> String {
-    match value {
-        Value::Null => "null".to_owned(),
-        Value::Bool(b) => b.to_string(),
-        Value::Number(n) => n.to_string(),
-        Value::String(s) => format!("{:?}", s.chars().take(60).collect::<String>()),
-        Value::Array(list) => format!("a list of {}", list.len()),
-        Value::Object(_) => "an object".to_owned(),
-    }
 }
 
 #[cfg(test)]
@@ -379,7 +343,9 @@ mod tests {
             ),
             (
                 json!({"architectures": ["MambaForCausalLM"]}),
-                "architecture MambaForCausalLM is not supported; supported: LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM",
+                "architecture MambaForCausalLM cannot be run; those that can: LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, \
+                 MistralForCausalLM, Gemma3ForCausalLM, Gemma3ForConditionalGeneration. Weights in safetensors can be quantized, \
+                 inspected and dequantized whatever the architecture is",
             ),
         ] {
             assert_eq!(with(changes).unwrap_err().to_string(), message);

@@ -25,7 +25,10 @@ pub enum RuntimeError {
         found: String,
     },
     /// The architecture is none of those implemented here.
-    #[error("architecture {found} is not supported; supported: {supported}")]
+    #[error(
+        "architecture {found} cannot be run; those that can: {supported}. Weights in safetensors can be quantized, inspected and \
+         dequantized whatever the architecture is"
+    )]
     UnsupportedArchitecture {
         /// As the model names itself.
         found: String,
@@ -272,6 +275,14 @@ pub enum RuntimeError {
         /// Where the model is.
         device: String,
         /// What was expected of the cache, and what was found.
+        reason: String,
+    },
+    /// The model needs something that devices have no kernels for.
+    #[error("{class} runs on the CPU alone: {reason}; choose the device cpu")]
+    DeviceModel {
+        /// Class of the architecture.
+        class: &'static str,
+        /// What is missing.
         reason: String,
     },
     /// A compressed cache, or what it is made of.

@@ -2,6 +2,8 @@
 
 use gosset_kv::KvMemory;
 
+use crate::attention::AttentionShape;
+use crate::error::RuntimeError;
 use crate::kv::CodedCache;
 use crate::rope::RopeTable;
 
@@ -64,8 +66,8 @@ impl Clone for DeviceState {
 
 impl KvCache {
     /// In f32, without positions.
-    pub(crate) fn new(n_layers: usize, kv_heads: usize, head_dim: usize) -> Self {
-        Self::of_form(CacheForm::Exact(vec![LayerCache::new(kv_heads, head_dim); n_layers]))
+    pub(crate) fn new(layers: impl Iterator<Item = AttentionShape>) -> Self {
+        Self::of_form(CacheForm::Exact(layers.map(LayerCache::new).collect()))
     }
 
     /// Compressed, over a store without positions.
@@ -93,8 +95,7 @@ impl KvCache {
     pub fn emptied(&self) -> Self {
         Self::of_form(match &self.form {
             CacheForm::Exact(layers) => {
-                let empty = |layer: &LayerCache| LayerCache::new(layer.kv_heads, layer.head_dim);
-                CacheForm::Exact(layers.iter().map(empty).collect())
+                CacheForm::Exact(layers.iter().map(|layer| LayerCache::new(layer.shape)).collect())
             }
             CacheForm::Coded(cache) => CacheForm::Coded(Box::new(cache.emptied())),
             #[cfg(feature = "gpu")]
@@ -119,7 +120,8 @@ impl KvCache {
 
     /// Forgets every position from `len` on; does nothing if fewer are held.
     ///
-    /// What a compressed cache has coded stays coded, although a cache that never held more would have it in its exact window. On a
+    /// Layers with a sliding window drop what no later position sees. Where positions from `len` on would see some of that, everything
+    /// is forgotten; [`rewind`](Self::rewind) refuses instead. What a compressed cache has coded stays coded, although a cache that never held more would have it in its exact window. On a
     /// device it is as if it had never held more: what that needs goes through the model again with the next tokens.
     pub fn truncate(&mut self, len: usize) {
         if len < self.len() {
@@ -127,10 +129,34 @@ impl KvCache {
         }
     }
 
+    /// [`truncate`](Self::truncate), if what later positions see is still held.
+    ///
+    /// # Errors
+    ///
+    /// [`RuntimeError::Options`] with the cache as it was, if a layer with a sliding window dropped what positions from `len` on see.
+    pub fn rewind(&mut self, len: usize) -> Result<(), RuntimeError> {
+        let can = match &self.form {
+            CacheForm::Exact(layers) => layers.iter().all(|layer| layer.can_cut(len)),
+            CacheForm::Coded(cache) => cache.can_cut(len),
+            #[cfg(feature = "gpu")]
+            CacheForm::Device(_) => true,
+        };
+        if !can && len < self.len() {
+            return Err(RuntimeError::Options {
+                option: "rewind of a cache".to_owned(),
+                expected: "a length whose sliding windows are still held".to_owned(),
+                found: format!("{len} of {} positions", self.len()),
+            });
+        }
+        self.truncate(len);
+        Ok(())
+    }
+
     /// Forgets every position from `len` on, those of layers that are ahead of the tokens too.
     pub(crate) fn cut(&mut self, len: usize) {
         let len = match &mut self.form {
             CacheForm::Exact(layers) => {
+                let len = if layers.iter().all(|layer| layer.can_cut(len)) { len } else { 0 };
                 layers.iter_mut().for_each(|layer| layer.truncate(len));
                 len
             }
@@ -193,8 +219,8 @@ impl KvCache {
     pub(crate) fn on_device<R>(
         &mut self,
         tokens: &[u32],
-        pass: impl FnOnce(&[u32], usize, DeviceSlot<'_>) -> Result<R, crate::RuntimeError>,
-    ) -> Result<R, crate::RuntimeError> {
+        pass: impl FnOnce(&[u32], usize, DeviceSlot<'_>) -> Result<R, RuntimeError>,
+    ) -> Result<R, RuntimeError> {
         let held = self.device.held.min(self.tokens.len());
         let lacking = [&self.tokens[held..], tokens].concat();
         let plan = match &self.form {
@@ -220,58 +246,99 @@ impl KvCache {
     }
 }
 
+/// Positions before the window of the next query that a layer keeps at least, so that a few can be taken back.
+pub(crate) const REWIND: usize = 64;
+
 /// Keys and values of one layer, position-major: rows of `kv_heads * head_dim`.
+///
+/// With a sliding window it drops what queries no longer see, some of it at a time: moving rows costs as much as reading them.
 #[derive(Debug, Clone)]
 pub(crate) struct LayerCache {
-    kv_heads: usize,
-    head_dim: usize,
+    shape: AttentionShape,
+    /// Position of the first row.
+    first: usize,
     keys: Vec<f32>,
     values: Vec<f32>,
 }
 
 impl LayerCache {
     /// Without positions.
-    pub(crate) fn new(kv_heads: usize, head_dim: usize) -> Self {
-        Self { kv_heads, head_dim, keys: Vec::new(), values: Vec::new() }
+    pub(crate) fn new(shape: AttentionShape) -> Self {
+        Self { shape, first: 0, keys: Vec::new(), values: Vec::new() }
+    }
+
+    /// Forgets everything, and becomes the cache of another layer of the same heads.
+    pub(crate) fn reuse(&mut self, shape: AttentionShape) {
+        self.shape = shape;
+        self.truncate(0);
     }
 
     /// Elements of one position.
     pub(crate) fn row_len(&self) -> usize {
-        self.kv_heads * self.head_dim
+        self.shape.kv_heads * self.shape.head_dim
     }
 
-    /// Positions held.
+    /// Positions seen, of which those from [`first`](Self::first) on are held.
     pub(crate) fn len(&self) -> usize {
-        self.keys.len() / self.row_len()
+        self.first + self.keys.len() / self.row_len()
     }
 
-    /// All keys, rotated by their positions.
+    /// Position of the first row.
+    pub(crate) fn first(&self) -> usize {
+        self.first
+    }
+
+    /// All keys held, rotated by their positions.
     pub(crate) fn keys(&self) -> &[f32] {
         &self.keys
     }
 
-    /// All values.
+    /// All values held.
     pub(crate) fn values(&self) -> &[f32] {
         &self.values
     }
 
-    /// Forgets every position from `len` on.
+    /// Whether the layer can be cut to `len` positions: what the next one sees is held, or there is nothing to cut.
+    pub(crate) fn can_cut(&self, len: usize) -> bool {
+        len == 0 || len >= self.len() || self.shape.first_seen(len) >= self.first
+    }
+
+    /// Forgets every position from `len` on, which the layer can.
     pub(crate) fn truncate(&mut self, len: usize) {
-        let n = len.saturating_mul(self.row_len());
+        if len == 0 {
+            self.first = 0;
+        }
+        let n = len.saturating_sub(self.first).saturating_mul(self.row_len());
         self.keys.truncate(n);
         self.values.truncate(n);
     }
 
     /// Appends rows of keys (not yet rotated) and values; `rope` covers the positions they get.
     pub(crate) fn append(&mut self, keys: &[f32], values: &[f32], rope: &RopeTable) {
-        let (start, row) = (self.len(), self.row_len());
+        self.drop_unseen();
+        let (start, row, head_dim) = (self.len(), self.row_len(), self.shape.head_dim);
         let old = self.keys.len();
         self.keys.resize(old + keys.len(), 0.0);
         for (i, (from, to)) in keys.chunks_exact(row).zip(self.keys[old..].chunks_exact_mut(row)).enumerate() {
-            for (from, to) in from.chunks_exact(self.head_dim).zip(to.chunks_exact_mut(self.head_dim)) {
+            for (from, to) in from.chunks_exact(head_dim).zip(to.chunks_exact_mut(head_dim)) {
                 rope.rotate(start + i, from, 1.0, to);
             }
         }
         self.values.extend_from_slice(values);
+    }
+
+    /// Drops rows that neither the next position nor those shortly before it see, if they are many.
+    fn drop_unseen(&mut self) {
+        let Some(window) = self.shape.window else { return };
+        let needed = self.shape.first_seen(self.len()).saturating_sub(REWIND);
+        if needed.saturating_sub(self.first) > window / 2 + REWIND {
+            let gone = (needed - self.first) * self.row_len();
+            for rows in [&mut self.keys, &mut self.values] {
+                rows.drain(..gone);
+                // A prompt can be far longer than the window.
+                rows.shrink_to(2 * rows.len());
+            }
+            self.first = needed;
+        }
     }
 }

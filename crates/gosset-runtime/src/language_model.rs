@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use candle_core::Tensor;
 use gosset_container::{Container, ContainerKind};
-use gosset_kv::{Code, KvShape, KvSpec, KvStore, Probe};
+use gosset_kv::{Code, Frame, KvShape, KvSpec, KvStore, Probe};
 use gosset_quantize::ModelSource;
 
 use crate::config::{ModelConfig, generation_eos_ids, parse_config};
@@ -224,7 +224,7 @@ impl LanguageModel {
         match &self.backend {
             Backend::Cpu(decoder) => decoder.new_cache(),
             #[cfg(feature = "gpu")]
-            Backend::Gpu(_) => KvCache::new(0, 1, 1),
+            Backend::Gpu(_) => KvCache::new(std::iter::empty()),
         }
     }
 
@@ -240,9 +240,11 @@ impl LanguageModel {
     ///
     /// # Errors
     ///
-    /// [`RuntimeError::KvDevice`] for a model on a device that cannot keep such a cache, [`RuntimeError::Kv`] for a spec that does not fit
+    /// [`RuntimeError::KvDevice`] for a model on a device that cannot keep such a cache, [`RuntimeError::Options`] for keys framed by pairs
+    /// and a model whose layers rotate in two ways, [`RuntimeError::Kv`] for a spec that does not fit
     /// the model or lacks its probe.
     pub fn new_kv_cache(&self, spec: &KvSpec, probe: Option<&Probe>) -> Result<KvCache, RuntimeError> {
+        self.check_kv(spec)?;
         #[cfg(feature = "gpu")]
         if let Backend::Gpu(decoder) = &self.backend {
             return Ok(KvCache::on_a_device(decoder.kv_plan(spec, self.kv_shape(), probe)?));
@@ -267,7 +269,25 @@ impl LanguageModel {
                 found: format!("{} positions of {found:?}", store.len(0)),
             });
         }
-        Ok(KvCache::coded(CodedCache::new(store, keys_before_rope, decoder.rope())))
+        let windows = (0..expected.layers).filter_map(|layer| Some((layer, self.config.window_of(layer)?)));
+        let store = windows.into_iter().try_fold(store, |store, (layer, window)| store.with_band(layer, window))?;
+        Ok(KvCache::coded(CodedCache::new(store, keys_before_rope, decoder.ropes())))
+    }
+
+    /// Why this model can have no cache of `spec` anywhere: keys framed by pairs are stored less a mean that turns with the position, which
+    /// takes one set of rotary frequencies for all layers.
+    fn check_kv(&self, spec: &KvSpec) -> Result<(), RuntimeError> {
+        if spec.key.frame != Frame::Pairs || self.config.local_rope.is_none() {
+            return Ok(());
+        }
+        Err(RuntimeError::Options {
+            option: "keys of a compressed cache".to_owned(),
+            expected: format!(
+                "a frame other than pairs for {}, whose local layers have rotary frequencies of their own (e8@3, for instance)",
+                self.config.architecture.class
+            ),
+            found: format!("{spec}"),
+        })
     }
 
     /// Why this model cannot have a cache of `spec` where it is; `None` if it can, and always on the processor.
@@ -286,6 +306,7 @@ impl LanguageModel {
     ///
     /// Those of [`kv_probe`](Self::kv_probe).
     pub fn kv_probe_for(&self, spec: &KvSpec) -> Result<Option<Probe>, RuntimeError> {
+        self.check_kv(spec)?;
         spec.wants_probe().then(|| self.kv_probe(PROBE_TOKENS)).transpose()
     }
 
@@ -297,6 +318,7 @@ impl LanguageModel {
     ///
     /// Those of [`key_means`](Self::key_means).
     pub fn kv_notice(&self, spec: &KvSpec) -> Result<Option<String>, RuntimeError> {
+        self.check_kv(spec)?;
         if spec.removes_mean() || matches!(spec.key.code, Code::Exact(_)) {
             return Ok(None);
         }

@@ -65,7 +65,7 @@ mod weights;
 
 /// The candle whose tensors and modules this crate speaks.
 pub use candle_core;
-pub use config::ModelConfig;
+pub use config::{LocalLayers, ModelConfig, RopeSettings};
 pub use device::{ComputeDevice, DeviceChoice, DeviceError};
 pub use error::RuntimeError;
 pub use generate::{GenerateOptions, Generation, Receiver, StopReason, generate, generate_with_cache};
@@ -73,7 +73,7 @@ pub use kv::{CHECK_TOKENS, KeyMeans, PROBE_TOKENS, kv_device_gap};
 pub use kv_cache::KvCache;
 pub use language_model::{Device, LOGIT_SLICE, LanguageModel, LoadOptions, Resident};
 pub use linear::{Linear, StoredRows};
-pub use models::Architecture;
+pub use models::{Architecture, Gate};
 pub use rope::RopeScaling;
 pub use sampler::Sampling;
 pub use trees::{ScoredToken, TokenBranch, TokenTree};

@@ -3,8 +3,10 @@
 use candle_core::Tensor;
 use rayon::prelude::*;
 
+use crate::config::ModelConfig;
 use crate::error::RuntimeError;
 use crate::tensor::{f32_slice, tensor2};
+use crate::weights::Weights;
 
 /// `x / sqrt(mean(x²) + eps) * weight` over the last `weight.len()` columns at a time.
 #[derive(Debug, Clone)]
@@ -16,6 +18,15 @@ pub(crate) struct RmsNorm {
 impl RmsNorm {
     pub(crate) fn new(weight: Vec<f32>, eps: f64) -> Self {
         Self { weight, eps: eps as f32 }
+    }
+
+    /// The norm of tensor `name`, whose weights some architectures store less by one.
+    pub(crate) fn load(config: &ModelConfig, weights: &dyn Weights, name: &str) -> Result<Self, RuntimeError> {
+        let mut weight = weights.vector(name)?;
+        if config.architecture.gemma_norms {
+            weight.iter_mut().for_each(|w| *w += 1.0);
+        }
+        Ok(Self::new(weight, config.rms_norm_eps))
     }
 
     /// Bytes of the weights.

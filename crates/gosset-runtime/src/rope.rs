@@ -37,11 +37,6 @@ pub(crate) struct RopeFrequencies {
 }
 
 impl RopeFrequencies {
-    /// The frequencies that a configuration states.
-    pub(crate) fn of(config: &ModelConfig) -> Self {
-        Self::new(config.head_dim, config.rope_theta, &config.rope_scaling)
-    }
-
     /// Frequencies of `head_dim / 2` pairs. `head_dim` is even; a list of factors has one per pair.
     pub(crate) fn new(head_dim: usize, theta: f64, scaling: &RopeScaling) -> Self {
         let plain = (0..head_dim / 2).map(|i| theta.powf(-((2 * i) as f64) / head_dim as f64));
@@ -70,6 +65,54 @@ impl RopeFrequencies {
         let angles = positions.clone().flat_map(|p| self.inv_freq.iter().map(move |f| p as f64 * f));
         let (cos, sin) = angles.map(|a| (a.cos() as f32, a.sin() as f32)).unzip();
         RopeTable { start: positions.start, half: self.inv_freq.len(), cos, sin }
+    }
+}
+
+/// The frequencies of a model, and those of its local layers where they have their own.
+#[derive(Debug, Clone)]
+pub(crate) struct Ropes {
+    all: RopeFrequencies,
+    local: Option<RopeFrequencies>,
+}
+
+impl Ropes {
+    /// The frequencies that a configuration states.
+    pub(crate) fn of(config: &ModelConfig) -> Self {
+        let local = config.local_rope.as_ref();
+        Self {
+            all: RopeFrequencies::new(config.head_dim, config.rope_theta, &config.rope_scaling),
+            local: local.map(|local| RopeFrequencies::new(config.head_dim, local.theta, &local.scaling)),
+        }
+    }
+
+    /// The only frequencies, if all layers have the same.
+    pub(crate) fn single(&self) -> Option<&RopeFrequencies> {
+        if self.local.is_some() { None } else { Some(&self.all) }
+    }
+
+    /// The frequencies of layers that are local or not.
+    pub(crate) fn of_layer(&self, local: bool) -> &RopeFrequencies {
+        self.local.as_ref().filter(|_| local).unwrap_or(&self.all)
+    }
+
+    /// Tables of a run of positions.
+    pub(crate) fn table(&self, positions: Range<usize>) -> RopeTables {
+        let local = self.local.as_ref().map(|local| local.table(positions.clone()));
+        RopeTables { all: self.all.table(positions), local }
+    }
+}
+
+/// The tables of a model for a run of positions.
+#[derive(Debug, Clone)]
+pub(crate) struct RopeTables {
+    all: RopeTable,
+    local: Option<RopeTable>,
+}
+
+impl RopeTables {
+    /// The table of layers that are local or not.
+    pub(crate) fn of_layer(&self, local: bool) -> &RopeTable {
+        self.local.as_ref().filter(|_| local).unwrap_or(&self.all)
     }
 }
 

@@ -123,7 +123,7 @@ impl Trees {
         let (k, v) = (f32_slice(k)?, f32_slice(v)?);
         let (k, v): (&[f32], &[f32]) = (&k, &v);
         let of_tree = |(prefix, branches): &(Range<usize>, Vec<Range<usize>>)| {
-            let mut cache = LayerCache::new(shape.kv_heads, shape.head_dim);
+            let mut cache = LayerCache::new(shape);
             let mut out = Vec::new();
             for rows in std::iter::once(prefix).chain(branches) {
                 if !rows.is_empty() {

@@ -1,5 +1,6 @@
 //! Tensors by name, out of a checkpoint or a container.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -10,7 +11,7 @@ use gosset_quantize::{ModelSource, QuantizeError, SourceError, resolve_tie};
 use crate::config::ModelConfig;
 use crate::error::RuntimeError;
 use crate::linear::{Linear, StoredRows};
-use crate::models::{EMBEDDING, HEAD, expected_tensors};
+use crate::models::{EMBEDDING, HEAD, expected_tensors, text_name};
 use crate::source::dequantize_rows;
 use crate::tensor::tensor2;
 use crate::unisvq;
@@ -99,15 +100,15 @@ fn check_no_further_layers(n_layers: usize, weights: &dyn Weights) -> Result<(),
     })
 }
 
-/// Tensors of a checkpoint, widened to f32 one by one.
+/// Tensors of a checkpoint, widened to f32 one by one. Those of a language model within a larger one have the names of one alone.
 pub(crate) struct SourceWeights<'a> {
     source: &'a dyn ModelSource,
-    index: HashMap<&'a str, usize>,
+    index: HashMap<Cow<'a, str>, usize>,
 }
 
 impl<'a> SourceWeights<'a> {
     pub(crate) fn new(source: &'a dyn ModelSource) -> Self {
-        let index = source.tensors().iter().enumerate().map(|(i, t)| (t.name.as_str(), i)).collect();
+        let index = source.tensors().iter().enumerate().map(|(i, t)| (text_name(&t.name), i)).collect();
         Self { source, index }
     }
 
@@ -123,7 +124,7 @@ impl Weights for SourceWeights<'_> {
     }
 
     fn names(&self) -> Box<dyn Iterator<Item = &str> + '_> {
-        Box::new(self.index.keys().copied())
+        Box::new(self.index.keys().map(Cow::as_ref))
     }
 
     fn vector(&self, name: &str) -> Result<Vec<f32>, RuntimeError> {
@@ -154,39 +155,47 @@ impl Weights for SourceWeights<'_> {
     }
 }
 
-/// Tensors of a container: linears stay in the file's map.
+/// Tensors of a container: linears stay in the file's map. Those of a language model within a larger one have the names of one alone.
 pub(crate) struct ContainerWeights {
     container: Arc<Container>,
-    shapes: HashMap<String, Vec<usize>>,
+    /// Names in the container, and shapes.
+    tensors: HashMap<String, (String, Vec<usize>)>,
 }
 
 impl ContainerWeights {
     pub(crate) fn new(container: Arc<Container>) -> Self {
-        let shapes = container.entries().iter().map(|e| (e.name.clone(), e.shape())).collect();
-        Self { container, shapes }
+        let entries = container.entries().iter();
+        let tensors = entries.map(|e| (text_name(&e.name).into_owned(), (e.name.clone(), e.shape()))).collect();
+        Self { container, tensors }
     }
 
-    fn is_coded(&self, name: &str) -> bool {
-        self.container.entry(name).is_some_and(|e| e.is_coded())
+    /// The name in the container; of a tensor that is not there, the one that was asked for.
+    fn stored_name<'b>(&'b self, name: &'b str) -> &'b str {
+        self.tensors.get(name).map_or(name, |(stored, _)| stored)
     }
 
-    fn is_unisvq(&self, name: &str) -> bool {
-        self.container.entry(name).is_some_and(|e| e.is_unisvq())
+    fn is_coded(&self, stored: &str) -> bool {
+        self.container.entry(stored).is_some_and(|e| e.is_coded())
+    }
+
+    fn is_unisvq(&self, stored: &str) -> bool {
+        self.container.entry(stored).is_some_and(|e| e.is_unisvq())
     }
 }
 
 impl Weights for ContainerWeights {
     fn shape(&self, name: &str) -> Option<&[usize]> {
-        self.shapes.get(name).map(Vec::as_slice)
+        self.tensors.get(name).map(|(_, shape)| shape.as_slice())
     }
 
     fn names(&self) -> Box<dyn Iterator<Item = &str> + '_> {
-        Box::new(self.shapes.keys().map(String::as_str))
+        Box::new(self.tensors.keys().map(String::as_str))
     }
 
     fn vector(&self, name: &str) -> Result<Vec<f32>, RuntimeError> {
         let n = self.shape(name).unwrap_or_default().iter().product();
         let mut out = vec![0f32; n];
+        let name = self.stored_name(name);
         if self.is_unisvq(name) {
             let tensor = self.container.unisvq(name)?;
             let decoder = tensor.decoder()?;
@@ -203,35 +212,38 @@ impl Weights for ContainerWeights {
     }
 
     fn linear(&self, name: &str, bias: Option<Vec<f32>>) -> Result<Linear, RuntimeError> {
-        if self.is_coded(name) {
-            return Ok(Linear::Coded { weight: self.container.coded(name)?, bias });
+        let stored = self.stored_name(name);
+        if self.is_coded(stored) {
+            return Ok(Linear::Coded { weight: self.container.coded(stored)?, bias });
         }
-        if self.is_unisvq(name) {
-            return Ok(Linear::UniSvq { weight: self.container.unisvq(name)?, bias });
+        if self.is_unisvq(stored) {
+            return Ok(Linear::UniSvq { weight: self.container.unisvq(stored)?, bias });
         }
         let &[rows, cols] = self.shape(name).unwrap_or_default() else {
             return Err(RuntimeError::MissingTensor { name: name.to_owned(), expected: Vec::new() });
         };
-        Ok(Linear::Blocks { weight: StoredRows::new(Arc::clone(&self.container), name, rows, cols), bias })
+        Ok(Linear::Blocks { weight: StoredRows::new(Arc::clone(&self.container), stored, rows, cols), bias })
     }
 
     #[cfg(feature = "gpu")]
     fn stored(&self, name: &str) -> Result<Stored<'_>, RuntimeError> {
-        if self.is_coded(name) {
-            return Ok(Stored::Coded(self.container.coded(name)?));
+        let stored = self.stored_name(name);
+        if self.is_coded(stored) {
+            return Ok(Stored::Coded(self.container.coded(stored)?));
         }
-        if self.is_unisvq(name) {
-            return Ok(Stored::UniSvq(self.container.unisvq(name)?));
+        if self.is_unisvq(stored) {
+            return Ok(Stored::UniSvq(self.container.unisvq(stored)?));
         }
         let &[rows, cols] = self.shape(name).unwrap_or_default() else {
             return Err(RuntimeError::MissingTensor { name: name.to_owned(), expected: Vec::new() });
         };
-        let raw = self.container.raw(name)?;
+        let raw = self.container.raw(stored)?;
         let read = move |range, out: &mut [f32]| dequantize_rows(raw.dtype, raw.bytes, cols, range, out);
         Ok(Stored::Rows { dtype: raw.dtype.to_owned(), rows, cols, read: Box::new(read) })
     }
 
     fn equal(&self, a: &str, b: &str) -> Result<bool, RuntimeError> {
+        let [a, b] = [a, b].map(|name| self.stored_name(name));
         if [a, b].iter().any(|name| self.is_coded(name) || self.is_unisvq(name)) {
             return Ok(false);
         }

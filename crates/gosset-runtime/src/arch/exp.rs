@@ -28,6 +28,44 @@ pub(crate) fn silu_mul(gate: &mut [f32], up: &[f32]) {
     silu_mul_scalar(gate, up);
 }
 
+/// Writes `gelu(gate) * up` to `gate`, with GELU as tanh approximates it.
+///
+/// # Panics
+///
+/// If the lengths differ.
+pub(crate) fn gelu_tanh_mul(gate: &mut [f32], up: &[f32]) {
+    assert_eq!(gate.len(), up.len(), "lengths of gate and up");
+    #[cfg(target_arch = "x86_64")]
+    if std::arch::is_x86_feature_detected!("avx2") {
+        // SAFETY: AVX2 was detected on the line above.
+        return unsafe { gelu_tanh_mul_avx2(gate, up) };
+    }
+    gelu_tanh_mul_scalar(gate, up);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn gelu_tanh_mul_avx2(gate: &mut [f32], up: &[f32]) {
+    gelu_tanh_mul_scalar(gate, up);
+}
+
+/// `0.5 g (1 + tanh u)` is `g / (1 + exp(-2u))`, with `u = sqrt(2/pi) (g + 0.044715 g³)`.
+///
+/// Source: Hendrycks & Gimpel, *Gaussian Error Linear Units*, 2016.
+#[inline(always)]
+fn gelu_tanh_mul_scalar(gate: &mut [f32], up: &[f32]) {
+    for (g, u) in gate.iter_mut().zip(up) {
+        let inner = GELU_ROOT * (*g + GELU_CUBE * *g * *g * *g);
+        *g = *g / (1.0 + exp(-2.0 * inner)) * u;
+    }
+}
+
+/// `sqrt(2 / pi)`.
+pub(crate) const GELU_ROOT: f32 = std::f32::consts::FRAC_2_SQRT_PI * std::f32::consts::FRAC_1_SQRT_2;
+
+/// Factor of the cube in the approximation.
+pub(crate) const GELU_CUBE: f32 = 0.044715;
+
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 fn exp_sum_avx2(x: &mut [f32], shift: f32) -> f32 {

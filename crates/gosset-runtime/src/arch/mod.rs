@@ -5,5 +5,5 @@
 mod exp;
 mod gemm;
 
-pub(crate) use exp::{exp_sum_in_place, silu_mul};
+pub(crate) use exp::{GELU_CUBE, GELU_ROOT, exp_sum_in_place, gelu_tanh_mul, silu_mul};
 pub(crate) use gemm::{Mat, MatMut, Threads, matmul, matmul_add};

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::config::ModelConfig;
-use crate::models::layer_name;
+use crate::models::{layer_name, of_layers};
 
 /// What linears of one layer read. Linears with the same input have the same second moments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -15,7 +15,7 @@ pub enum LayerInput {
     AttentionOutput,
     /// The normalized residual stream after attention, read by gate and up.
     FeedForward,
-    /// `silu(gate) * up`, read by down.
+    /// The gate's value times up, read by down.
     FeedForwardOutput,
 }
 
@@ -87,7 +87,7 @@ impl LinearPlace {
 
 /// Layer and rest of a tensor name such as `model.layers.3.mlp.up_proj.weight`.
 pub(super) fn layer_part(tensor: &str) -> Option<(usize, &str)> {
-    let (layer, part) = tensor.strip_prefix("model.layers.")?.split_once('.')?;
+    let (layer, part) = of_layers(tensor)?.split_once('.')?;
     Some((layer.parse().ok()?, part))
 }
 

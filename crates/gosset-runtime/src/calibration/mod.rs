@@ -47,7 +47,7 @@ use gosset_unisvq::UniSvqMatrix;
 
 use crate::config::ModelConfig;
 use crate::error::RuntimeError;
-use crate::models::{EMBEDDING, layer_name};
+use crate::models::{EMBEDDING, layer_name, text_name};
 use crate::text::Tokenizer;
 use crate::tune::{TuneData, TuneOptions, tune_block};
 use crate::weights::{SourceWeights, check};
@@ -445,7 +445,11 @@ impl<'a> Calibration<'a> {
             let data = TuneData { inputs: prefix.inputs(), targets: &targets, window: runner.sequences.window };
             let weights = runner.weights_with(prefix.replaced());
             let mut at = |sequence| reporter.at(Pass::Tuning, layer, sequence);
-            tune_block(&runner.config, &weights, layer, matrices, data, &options, &mut at)
+            let mut tuned = tune_block(&runner.config, &weights, layer, matrices, data, &options, &mut at)?;
+            for (name, _) in tuned.iter_mut().flat_map(|tuned| &mut tuned.norms) {
+                *name = runner.stored_name(name)?.to_owned();
+            }
+            Ok(tuned)
         })
     }
 
@@ -528,6 +532,7 @@ impl Activations for Calibration<'_> {
     fn replaced(&mut self, tensor: &str, values: &[f32]) -> Result<(), QuantizeError> {
         let n_layers = self.runner.config.n_layers;
         let layer = layer_part(tensor).map(|(layer, _)| layer).filter(|layer| *layer < n_layers);
+        let tensor = &*text_name(tensor);
         match layer {
             Some(layer) => self
                 .with_prefix(|prefix, runner, reporter| prefix.replace(runner, reporter, (layer, tensor), values))
@@ -544,7 +549,10 @@ impl Activations for Calibration<'_> {
         let n_layers = self.runner.config.n_layers;
         let place = block.first().and_then(|(name, _)| LinearPlace::of(name, n_layers));
         let Some(LinearPlace { layer, .. }) = place else { return Ok(None) };
-        self.tune_layer(layer, block).map_err(quantize_error)
+        let names: Vec<String> = block.iter().map(|(name, _)| text_name(name).into_owned()).collect();
+        let mut block: Vec<(&str, &mut UniSvqMatrix)> =
+            names.iter().map(String::as_str).zip(block.iter_mut().map(|(_, matrix)| &mut **matrix)).collect();
+        self.tune_layer(layer, &mut block).map_err(quantize_error)
     }
 
     fn is_sequential(&self) -> bool {

@@ -9,13 +9,12 @@ use sha2::{Digest, Sha256};
 
 use super::layer_input::{InputCoverage, LayerInput};
 use super::text::{Sequences, hex};
-use crate::attention::{AttentionShape, attend};
 use crate::config::ModelConfig;
 use crate::error::RuntimeError;
 use crate::kv_cache::LayerCache;
 use crate::linear::Linear;
-use crate::models::{EMBEDDING, Layer, layer_name};
-use crate::rope::{RopeFrequencies, RopeTable};
+use crate::models::{EMBEDDING, Layer, layer_name, text_name};
+use crate::rope::{RopeTables, Ropes};
 use crate::tensor::{f32_slice, tensor2};
 use crate::weights::{SourceWeights, Weights};
 
@@ -31,16 +30,14 @@ pub(super) struct Runner<'a> {
     pub(super) sequences: Sequences,
     source: &'a dyn ModelSource,
     weights: SourceWeights<'a>,
-    rope: RopeTable,
-    shape: AttentionShape,
+    rope: RopeTables,
 }
 
 impl<'a> Runner<'a> {
     /// For a checkpoint whose shapes were checked and ids below its vocabulary.
     pub(super) fn new(source: &'a dyn ModelSource, config: ModelConfig, sequences: Sequences) -> Self {
         Self {
-            rope: RopeFrequencies::of(&config).table(0..sequences.window),
-            shape: AttentionShape::of(&config),
+            rope: Ropes::of(&config).table(0..sequences.window),
             weights: SourceWeights::new(source),
             source,
             sequences,
@@ -59,6 +56,7 @@ impl<'a> Runner<'a> {
         for tokens in by_id.chunk_by(|&a, &b| ids[a] == ids[b]) {
             let id = ids[tokens[0]] as usize;
             self.source.read_rows(index, id..id + 1, &mut row)?;
+            row.iter_mut().for_each(|v| *v *= self.config.embedding_scale);
             tokens.iter().for_each(|token| x[token * hidden..][..hidden].copy_from_slice(&row));
         }
         Ok(x)
@@ -67,7 +65,8 @@ impl<'a> Runner<'a> {
     /// Embeddings of all tokens out of a table, `[vocab, hidden]`.
     pub(super) fn embed_from(&self, table: &[f32]) -> Vec<f32> {
         let hidden = self.config.hidden_size;
-        self.sequences.ids.iter().flat_map(|&id| &table[id as usize * hidden..][..hidden]).copied().collect()
+        let rows = self.sequences.ids.iter().flat_map(|&id| &table[id as usize * hidden..][..hidden]);
+        rows.map(|v| v * self.config.embedding_scale).collect()
     }
 
     /// Layer `index` of the checkpoint.
@@ -98,6 +97,11 @@ impl<'a> Runner<'a> {
             add_squares(&mut powers, block);
         }
         Ok(powers)
+    }
+
+    /// The name that the checkpoint has for tensor `name`.
+    pub(super) fn stored_name(&self, name: &str) -> Result<&str, RuntimeError> {
+        Ok(&self.source.tensors()[self.weights.find(name)?].name)
     }
 
     /// Elements of tensor `name`, if it is there.
@@ -134,9 +138,7 @@ impl<'a> Runner<'a> {
             return Ok(None);
         }
         let [q, k, v] = layer.queries_keys_values(input)?;
-        let mut cache = LayerCache::new(self.shape.kv_heads, self.shape.head_dim);
-        cache.append(&f32_slice(&k)?, &f32_slice(&v)?, &self.rope);
-        let attended = attend(&q, &cache, &self.rope, self.shape)?;
+        let attended = layer.attend(&q, &k, &v, &mut LayerCache::new(layer.shape()), &self.rope)?;
         see(LayerInput::AttentionOutput, &attended)?;
         if last == Some(LayerInput::AttentionOutput) {
             return Ok(None);
@@ -160,7 +162,7 @@ impl<'a> Runner<'a> {
     pub(super) fn weights_sha256(&self) -> Result<String, RuntimeError> {
         let mut hash = Sha256::new();
         for (index, tensor) in self.source.tensors().iter().enumerate() {
-            if !tensor.name.starts_with("model.") {
+            if !text_name(&tensor.name).starts_with("model.") {
                 continue;
             }
             let (rows, cols) = tensor.rows_cols();
@@ -181,7 +183,7 @@ impl<'a> Runner<'a> {
     /// Bytes of one layer in f32.
     pub(super) fn layer_bytes(&self) -> u64 {
         let prefix = format!("{}.", layer_name(0));
-        let layer = self.source.tensors().iter().filter(|t| t.name.starts_with(&prefix));
+        let layer = self.source.tensors().iter().filter(|t| text_name(&t.name).starts_with(&prefix));
         layer.map(gosset_quantize::TensorInfo::n_weights).sum::<u64>() * 4
     }
 

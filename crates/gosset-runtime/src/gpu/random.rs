@@ -4,7 +4,7 @@ use gosset_codec::{CodecSpec, RotationSpec};
 use gosset_cuda::launch::model::{ROTATED_TILE, random_normal, random_shift, read};
 use gosset_cuda::{Buffer, CudaError, Event, Gpu, Graph, StreamRef};
 
-use super::decoder::{GpuDecoder, Layer, Table};
+use super::decoder::{GpuDecoder, Layer, Table, gap};
 use super::linear::{DenseWeights, DeviceLinear, Stack};
 use super::state::State;
 use super::watcher::Watcher;
@@ -57,7 +57,8 @@ impl RandomModel {
     /// A model of this configuration; `embeddings` holds for the table and, unless `tied`, for the head.
     ///
     /// # Errors
-    /// [`RuntimeError::Cuda`], also if memory is short; [`RuntimeError::Options`] for heads that attention does not take.
+    /// [`RuntimeError::Cuda`], also if memory is short; [`RuntimeError::DeviceModel`] for an architecture that runs on the processor alone;
+    /// [`RuntimeError::Options`] for heads that attention does not take.
     pub fn new(
         gpu: &Gpu,
         config: &ModelConfig,
@@ -66,6 +67,9 @@ impl RandomModel {
         tied: bool,
         options: &GpuOptions,
     ) -> Result<Self, RuntimeError> {
+        if let Some(reason) = gap(config) {
+            return Err(RuntimeError::DeviceModel { class: config.architecture.class, reason });
+        }
         let mut seed = 0;
         let mut matrix = |form: &RandomWeights, widths: &[usize], cols: usize| -> Result<Stack, RuntimeError> {
             seed += 1;

@@ -7,7 +7,7 @@ use rayon::prelude::*;
 use super::rotation::PositionRotation;
 use crate::attention::AttentionShape;
 use crate::error::RuntimeError;
-use crate::rope::{RopeFrequencies, RopeTable};
+use crate::rope::{RopeTable, Ropes};
 use crate::tensor::{f32_slice, tensor2};
 
 /// Query positions of one task: the pages before them are decoded once for all of them.
@@ -18,16 +18,40 @@ const QUERY_BLOCK: usize = 128;
 pub(crate) struct CodedCache {
     store: KvStore,
     /// Where keys are handed over before they are rotated.
-    rotation: Option<PositionRotation>,
+    rotations: Option<Rotations>,
     /// Positions up to here hold what a cache without rewinds would hold; what came after them has seen more of them coded.
     fresh_to: usize,
 }
 
+/// Rotations of the layers of a model.
+#[derive(Debug, Clone)]
+struct Rotations {
+    all: PositionRotation,
+    /// Of local layers, where they have their own.
+    local: Option<PositionRotation>,
+}
+
+impl Rotations {
+    fn new(ropes: &Ropes) -> Self {
+        let local = ropes.single().is_none().then(|| PositionRotation::new(ropes.of_layer(true)));
+        Self { all: PositionRotation::new(ropes.of_layer(false)), local }
+    }
+
+    fn of_layer(&mut self, local: bool) -> &mut PositionRotation {
+        self.local.as_mut().filter(|_| local).unwrap_or(&mut self.all)
+    }
+
+    fn allocated_bytes(&self) -> usize {
+        let local = self.local.as_ref().map_or(0, PositionRotation::allocated_bytes);
+        self.all.allocated_bytes() + local
+    }
+}
+
 impl CodedCache {
     /// Over an empty store that takes keys before their rotation or after it.
-    pub(crate) fn new(store: KvStore, keys_before_rope: bool, frequencies: &RopeFrequencies) -> Self {
-        let rotation = keys_before_rope.then(|| PositionRotation::new(frequencies));
-        Self { store, rotation, fresh_to: usize::MAX }
+    pub(crate) fn new(store: KvStore, keys_before_rope: bool, ropes: &Ropes) -> Self {
+        let rotations = keys_before_rope.then(|| Rotations::new(ropes));
+        Self { store, rotations, fresh_to: usize::MAX }
     }
 
     /// One without positions and the same settings.
@@ -49,7 +73,7 @@ impl CodedCache {
 
     /// Bytes of everything.
     pub(crate) fn allocated_bytes(&self) -> usize {
-        self.store_bytes() + self.rotation.as_ref().map_or(0, PositionRotation::allocated_bytes)
+        self.store_bytes() + self.rotations.as_ref().map_or(0, Rotations::allocated_bytes)
     }
 
     /// Forgets everything.
@@ -75,6 +99,11 @@ impl CodedCache {
         len
     }
 
+    /// Whether the cache can be cut to `len` positions.
+    pub(crate) fn can_cut(&self, len: usize) -> bool {
+        len == 0 || self.store.clone().truncate(len).is_ok()
+    }
+
     /// The most positions, at most `len`, that can be kept such that nothing tells the cache from one that never held more.
     pub(crate) fn reusable(&self, len: usize) -> usize {
         // Sinks are exact for ever, and see nothing but sinks.
@@ -82,13 +111,13 @@ impl CodedCache {
         if fresh { len } else { len.min(self.store.policy().sinks) }
     }
 
-    /// Takes the next positions of `layer` and gives their attention over all that the layer holds, `[n, heads * head_dim]`.
+    /// Takes the next positions of `layer`, which is local or not, and gives their attention over all that the layer holds, `[n, heads * head_dim]`.
     ///
     /// `q`, `k` and `v` have one row per position, not rotated yet; `rope` covers these positions, of which `start` is the first.
     /// Tasks are a KV head and a block of queries each, cut the same way for any number of threads.
     pub(crate) fn attend(
         &mut self,
-        layer: usize,
+        (layer, local): (usize, bool),
         start: usize,
         [q, k, v]: [&Tensor; 3],
         rope: &RopeTable,
@@ -96,13 +125,18 @@ impl CodedCache {
     ) -> Result<Tensor, RuntimeError> {
         let (n, q_row) = q.dims2()?;
         let (q, k, v) = (f32_slice(q)?, f32_slice(k)?, f32_slice(v)?);
-        match &mut self.rotation {
-            Some(rotation) => {
+        let rotation = match &mut self.rotations {
+            Some(rotations) => {
+                let rotation = rotations.of_layer(local);
                 rotation.cover(start + n);
                 self.store.append(layer, &k, &v)?;
+                Some(&*rotation as &dyn KeyRotation)
             }
-            None => self.store.append(layer, &rotated(&k, start, rope, shape), &v)?,
-        }
+            None => {
+                self.store.append(layer, &rotated(&k, start, rope, shape), &v)?;
+                None
+            }
+        };
         let (group, head_dim) = (shape.heads / shape.kv_heads, shape.head_dim);
         let span = group * head_dim;
         // One KV head after the other: [kv_heads, n, group, head_dim].
@@ -116,8 +150,7 @@ impl CodedCache {
             })
             .collect();
         let (store, q) = (&self.store, &*q);
-        let rotation = self.rotation.as_ref().map(|rotation| rotation as &dyn KeyRotation);
-        let scale = 1.0 / (head_dim as f32).sqrt();
+        let scale = shape.scale;
         tasks.into_par_iter().try_for_each_init(
             || (AttendScratch::new(group), Vec::new()),
             |(scratch, queries), (kv_head, first, out)| {

@@ -6,7 +6,7 @@ use super::bias::{KeyMeans, Means};
 use crate::calibration::CalibrationText;
 use crate::error::RuntimeError;
 use crate::language_model::LanguageModel;
-use crate::rope::RopeFrequencies;
+use crate::rope::Ropes;
 use crate::text::Tokenizer;
 
 /// Tokens of a probe whose second moments frame keys; those of 32768 are hardly better.
@@ -41,8 +41,10 @@ impl LanguageModel {
     ///
     /// [`RuntimeError::Token`] and [`RuntimeError::ContextOverflow`] before any work.
     pub fn kv_probe_on(&self, sequences: &[&[u32]]) -> Result<Probe, RuntimeError> {
-        let turns = RopeFrequencies::of(self.config()).turns();
-        let mut probe = ProbeBuilder::new(self.kv_shape(), RopePairs::Halves)?.turns(&turns)?;
+        let mut probe = ProbeBuilder::new(self.kv_shape(), RopePairs::Halves)?;
+        if let Some(rope) = Ropes::of(self.config()).single() {
+            probe = probe.turns(&rope.turns())?;
+        }
         self.see_keys(sequences, &mut |layer, queries, keys| Ok(probe.add(layer, keys, queries)?))?;
         Ok(probe.finish()?)
     }
@@ -86,7 +88,8 @@ impl LanguageModel {
     ///
     /// # Errors
     ///
-    /// [`RuntimeError::Options`] for a width that is not made of whole heads, or rows of another.
+    /// [`RuntimeError::Options`] for a width that is not made of whole heads, or rows of another, and for a model whose layers rotate in two
+    /// ways.
     pub fn rotate_by_position(&self, first: usize, width: usize, rows: &mut [f32]) -> Result<(), RuntimeError> {
         let head_dim = self.config().head_dim;
         if width == 0 || !width.is_multiple_of(head_dim) || !rows.len().is_multiple_of(width) {
@@ -96,7 +99,13 @@ impl LanguageModel {
                 found: format!("{} elements, {width} for each position", rows.len()),
             });
         }
-        let rope = RopeFrequencies::of(self.config()).table(first..first + rows.len() / width);
+        let ropes = Ropes::of(self.config());
+        let rope = ropes.single().ok_or_else(|| RuntimeError::Options {
+            option: "rows to rotate".to_owned(),
+            expected: "a model whose layers all rotate alike".to_owned(),
+            found: format!("{}, whose local layers have frequencies of their own", self.config().architecture.class),
+        })?;
+        let rope = rope.table(first..first + rows.len() / width);
         let mut head = vec![0.0; head_dim];
         for (i, row) in rows.chunks_exact_mut(width).enumerate() {
             for out in row.chunks_exact_mut(head_dim) {

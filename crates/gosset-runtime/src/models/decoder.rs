@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use candle_core::Tensor;
+use rayon::prelude::*;
 
-use crate::attention::{AttentionShape, attend};
 use crate::config::ModelConfig;
 use crate::error::RuntimeError;
 use crate::kv::{CodedCache, Seen};
@@ -12,8 +12,8 @@ use crate::kv_cache::{CacheForm, KvCache, LayerCache};
 use crate::linear::{Activation, Linear};
 use crate::models::layer::Layer;
 use crate::norm::RmsNorm;
-use crate::rope::RopeFrequencies;
-use crate::tensor::f32_slice;
+use crate::rope::Ropes;
+use crate::tensor::{f32_slice, tensor2};
 use crate::trees::Trees;
 use crate::weights::Weights;
 
@@ -53,15 +53,15 @@ pub(crate) fn expected_tensors(config: &ModelConfig) -> impl Iterator<Item = Exp
             ("mlp.up_proj", ffn, hidden, config.mlp_bias),
             ("mlp.down_proj", hidden, ffn, config.mlp_bias),
         ];
-        let norms = [
-            ("input_layernorm", hidden, true),
-            ("post_attention_layernorm", hidden, true),
-            ("self_attn.q_norm", config.head_dim, config.architecture.qk_norm),
-            ("self_attn.k_norm", config.head_dim, config.architecture.qk_norm),
-        ];
+        let layer_norms = config.architecture.layer_norms().into_iter().flatten().map(|part| (part, hidden, true));
+        let head_norms = ["self_attn.q_norm", "self_attn.k_norm"];
+        let head_norms = head_norms.map(|part| (part, config.head_dim, config.architecture.qk_norm));
+        let norms: Vec<_> = layer_norms.chain(head_norms).collect();
         let weights = linears.map(|(part, out, inp, _)| tensor(named(part) + ".weight", &[out, inp], true));
         let biases = linears.map(|(part, out, _, bias)| tensor(named(part) + ".bias", &[out], bias));
-        let norms = norms.map(|(part, width, required)| tensor(named(part) + ".weight", &[width], required));
+        let norms =
+            norms.into_iter().map(|(part, width, required)| tensor(named(part) + ".weight", &[width], required));
+        let norms: Vec<_> = norms.collect();
         weights.into_iter().chain(biases).chain(norms)
     });
     outer.into_iter().map(move |(name, shape)| tensor(name.to_owned(), &shape, true)).chain(layers)
@@ -74,8 +74,9 @@ pub(crate) struct Decoder {
     layers: Vec<Layer>,
     norm: RmsNorm,
     head: Arc<Linear>,
-    rope: RopeFrequencies,
-    shape: AttentionShape,
+    ropes: Ropes,
+    embedding_scale: f32,
+    final_softcap: Option<f32>,
 }
 
 /// Where the layers of one pass find and leave keys and values.
@@ -91,23 +92,23 @@ enum Memory<'a> {
 impl Decoder {
     /// Loads every tensor; their names and shapes were checked against [`expected_tensors`] before.
     pub(crate) fn load(config: &ModelConfig, weights: &dyn Weights, tied: bool) -> Result<Self, RuntimeError> {
-        let norm = |name: &str| Ok::<_, RuntimeError>(RmsNorm::new(weights.vector(name)?, config.rms_norm_eps));
         let embedding = Arc::new(weights.linear(EMBEDDING, None)?);
         let head = if tied { Arc::clone(&embedding) } else { Arc::new(weights.linear(HEAD, None)?) };
         let layers = (0..config.n_layers).map(|i| Layer::load(config, weights, i));
         Ok(Self {
             layers: layers.collect::<Result<_, _>>()?,
-            norm: norm(FINAL_NORM)?,
+            norm: RmsNorm::load(config, weights, FINAL_NORM)?,
             embedding,
             head,
-            rope: RopeFrequencies::of(config),
-            shape: AttentionShape::of(config),
+            ropes: Ropes::of(config),
+            embedding_scale: config.embedding_scale,
+            final_softcap: config.final_softcap,
         })
     }
 
     /// A cache without positions.
     pub(crate) fn new_cache(&self) -> KvCache {
-        KvCache::new(self.layers.len(), self.shape.kv_heads, self.shape.head_dim)
+        KvCache::new(self.layers.iter().map(Layer::shape))
     }
 
     /// Bytes on the heap that weights take.
@@ -155,7 +156,11 @@ impl Decoder {
         tokens: &[u32],
         watch: &mut dyn FnMut(&str, &Tensor) -> Result<(), RuntimeError>,
     ) -> Result<Tensor, RuntimeError> {
-        self.pass(tokens, 0, Memory::Forgotten(LayerCache::new(self.shape.kv_heads, self.shape.head_dim)), watch)
+        let memory = self
+            .layers
+            .first()
+            .map_or(Memory::Kept(&mut []), |layer| Memory::Forgotten(LayerCache::new(layer.shape())));
+        self.pass(tokens, 0, memory, watch)
     }
 
     fn pass(
@@ -165,18 +170,20 @@ impl Decoder {
         mut memory: Memory<'_>,
         watch: &mut dyn FnMut(&str, &Tensor) -> Result<(), RuntimeError>,
     ) -> Result<Tensor, RuntimeError> {
-        let rope = self.rope.table(start..start + tokens.len());
-        let mut x = self.embedding.gather(tokens)?;
+        let rope = self.ropes.table(start..start + tokens.len());
+        let mut x = self.embed(tokens)?;
         watch("model.embed_tokens", &x)?;
         for (i, layer) in self.layers.iter().enumerate() {
             x = match &mut memory {
-                Memory::Kept(layers) => layer.forward(&x, &mut layers[i], &rope, self.shape)?,
+                Memory::Kept(layers) => layer.forward(&x, &mut layers[i], &rope)?,
                 Memory::Forgotten(cache) => {
-                    cache.truncate(0);
-                    layer.forward(&x, cache, &rope, self.shape)?
+                    cache.reuse(layer.shape());
+                    layer.forward(&x, cache, &rope)?
                 }
                 Memory::Coded(cache) => {
-                    layer.forward_with(&x, |q, k, v| cache.attend(i, start, [q, k, v], &rope, self.shape))?
+                    let (shape, local) = (layer.shape(), layer.is_local());
+                    let rope = rope.of_layer(local);
+                    layer.forward_with(&x, |q, k, v| cache.attend((i, local), start, [q, k, v], rope, shape))?
                 }
             };
             watch(layer.name(), &x)?;
@@ -189,39 +196,55 @@ impl Decoder {
     /// Shows `see` the queries and keys of every layer, neither rotated, while `tokens` go through from an empty cache that nobody will
     /// ask for.
     pub(crate) fn probe(&self, tokens: &[u32], see: &mut Seen<'_>) -> Result<(), RuntimeError> {
-        let rope = self.rope.table(0..tokens.len());
-        let mut cache = LayerCache::new(self.shape.kv_heads, self.shape.head_dim);
-        let mut x = self.embedding.gather(tokens)?;
+        let rope = self.ropes.table(0..tokens.len());
+        let mut x = self.embed(tokens)?;
         for (i, layer) in self.layers.iter().enumerate() {
-            cache.truncate(0);
+            let mut cache = LayerCache::new(layer.shape());
             x = layer.forward_with(&x, |q, k, v| {
-                let (q_rows, k, v) = (f32_slice(q)?, f32_slice(k)?, f32_slice(v)?);
-                see(i, &q_rows, &k)?;
-                cache.append(&k, &v, &rope);
-                attend(q, &cache, &rope, self.shape)
+                see(i, &*f32_slice(q)?, &*f32_slice(k)?)?;
+                layer.attend(q, k, v, &mut cache, &rope)
             })?;
         }
         Ok(())
     }
 
     /// The frequencies that keys and queries are rotated with.
-    pub(crate) fn rope(&self) -> &RopeFrequencies {
-        &self.rope
+    pub(crate) fn ropes(&self) -> &Ropes {
+        &self.ropes
+    }
+
+    /// What the first layer gets for `tokens`.
+    fn embed(&self, tokens: &[u32]) -> Result<Tensor, RuntimeError> {
+        let x = self.embedding.gather(tokens)?;
+        // A product with 1 would be a copy.
+        if self.embedding_scale == 1.0 { Ok(x) } else { scaled(&x, self.embedding_scale) }
     }
 
     /// Hidden states after the final norm of every token of `trees` that something follows, in the order of
     /// [`Trees::tokens`]: all go through each linear layer together, and attention sees its own tree alone.
     pub(crate) fn forward_trees(&self, trees: &Trees) -> Result<Tensor, RuntimeError> {
-        let rope = self.rope.table(0..trees.longest());
-        let mut x = self.embedding.gather(trees.tokens())?;
+        let rope = self.ropes.table(0..trees.longest());
+        let mut x = self.embed(trees.tokens())?;
         for layer in &self.layers {
-            x = layer.forward_with(&x, |q, k, v| trees.attend(q, k, v, &rope, self.shape))?;
+            let rope = rope.of_layer(layer.is_local());
+            x = layer.forward_with(&x, |q, k, v| trees.attend(q, k, v, rope, layer.shape()))?;
         }
         self.norm.forward(&x)
     }
 
     /// Logits of hidden states: `[n, hidden]` to `[n, vocab]`.
     pub(crate) fn logits(&self, hidden: &Tensor) -> Result<Tensor, RuntimeError> {
-        self.head.apply(&Activation::new(hidden.contiguous()?))
+        let logits = self.head.apply(&Activation::new(hidden.contiguous()?))?;
+        let Some(cap) = self.final_softcap else { return Ok(logits) };
+        let (n, vocab) = logits.dims2()?;
+        let mut capped = f32_slice(&logits)?.to_vec();
+        capped.par_iter_mut().for_each(|logit| *logit = cap * (*logit / cap).tanh());
+        tensor2(capped, n, vocab)
     }
+}
+
+/// Every element times `factor`.
+fn scaled(x: &Tensor, factor: f32) -> Result<Tensor, RuntimeError> {
+    let (n, cols) = x.dims2()?;
+    tensor2(f32_slice(x)?.iter().map(|v| v * factor).collect(), n, cols)
 }

@@ -3,14 +3,14 @@
 use candle_core::Tensor;
 use rayon::prelude::*;
 
-use crate::arch::silu_mul;
 use crate::attention::{AttentionShape, attend};
 use crate::config::ModelConfig;
 use crate::error::RuntimeError;
 use crate::kv_cache::LayerCache;
 use crate::linear::{Activation, Linear};
+use crate::models::Gate;
 use crate::norm::RmsNorm;
-use crate::rope::RopeTable;
+use crate::rope::RopeTables;
 use crate::tensor::{f32_slice, tensor2};
 use crate::weights::Weights;
 
@@ -23,14 +23,21 @@ pub(crate) fn layer_name(index: usize) -> String {
 #[derive(Debug)]
 pub(crate) struct Layer {
     name: String,
-    input_norm: RmsNorm,
+    shape: AttentionShape,
+    local: bool,
+    gate_kind: Gate,
+    input_norm: Option<RmsNorm>,
     q: Linear,
     k: Linear,
     v: Linear,
     o: Linear,
     q_norm: Option<RmsNorm>,
     k_norm: Option<RmsNorm>,
-    post_attention_norm: RmsNorm,
+    /// Of what attention gives, before it is added.
+    attention_output_norm: Option<RmsNorm>,
+    feed_forward_norm: Option<RmsNorm>,
+    /// Of what the feed-forward part gives, before it is added.
+    feed_forward_output_norm: Option<RmsNorm>,
     gate: Linear,
     up: Linear,
     down: Linear,
@@ -40,7 +47,7 @@ impl Layer {
     /// Loads the tensors of layer `index`, whose names and shapes were checked before.
     pub(crate) fn load(config: &ModelConfig, weights: &dyn Weights, index: usize) -> Result<Self, RuntimeError> {
         let name = layer_name(index);
-        let norm = |name: &str| Ok::<_, RuntimeError>(RmsNorm::new(weights.vector(name)?, config.rms_norm_eps));
+        let norm = |name: &str| RmsNorm::load(config, weights, name);
         let part = |part: &str| format!("{name}.{part}.weight");
         let head_norm = |n: &str| weights.shape(&part(n)).map(|_| norm(&part(n))).transpose();
         let linear = |part: &str| {
@@ -48,15 +55,23 @@ impl Layer {
             let bias = weights.shape(&bias).map(|_| weights.vector(&bias)).transpose()?;
             weights.linear(&format!("{name}.{part}.weight"), bias)
         };
+        let [input_norm, attention_output_norm, feed_forward_norm, feed_forward_output_norm] =
+            config.architecture.layer_norms();
+        let optional = |name: Option<&str>| name.map(|name| norm(&part(name))).transpose();
         Ok(Self {
-            input_norm: norm(&part("input_layernorm"))?,
+            shape: AttentionShape::of(config, index),
+            local: config.local_layers.contains(index),
+            gate_kind: config.architecture.gate,
+            input_norm: optional(input_norm)?,
             q: linear("self_attn.q_proj")?,
             k: linear("self_attn.k_proj")?,
             v: linear("self_attn.v_proj")?,
             o: linear("self_attn.o_proj")?,
             q_norm: head_norm("self_attn.q_norm")?,
             k_norm: head_norm("self_attn.k_norm")?,
-            post_attention_norm: norm(&part("post_attention_layernorm"))?,
+            attention_output_norm: optional(attention_output_norm)?,
+            feed_forward_norm: optional(feed_forward_norm)?,
+            feed_forward_output_norm: optional(feed_forward_output_norm)?,
             gate: linear("mlp.gate_proj")?,
             up: linear("mlp.up_proj")?,
             down: linear("mlp.down_proj")?,
@@ -69,18 +84,38 @@ impl Layer {
         &self.name
     }
 
+    /// What its attention does.
+    pub(crate) fn shape(&self) -> AttentionShape {
+        self.shape
+    }
+
+    /// Whether it is local, which decides about its rotary frequencies.
+    pub(crate) fn is_local(&self) -> bool {
+        self.local
+    }
+
     /// The residual stream after this layer; the cache takes the positions of `x`, `[n, hidden]`.
     pub(crate) fn forward(
         &self,
         x: &Tensor,
         cache: &mut LayerCache,
-        rope: &RopeTable,
-        shape: AttentionShape,
+        rope: &RopeTables,
     ) -> Result<Tensor, RuntimeError> {
-        self.forward_with(x, |q, k, v| {
-            cache.append(&f32_slice(k)?, &f32_slice(v)?, rope);
-            attend(q, cache, rope, shape)
-        })
+        self.forward_with(x, |q, k, v| self.attend(q, k, v, cache, rope))
+    }
+
+    /// Attention of queries, keys (neither rotated yet) and values whose positions the cache takes.
+    pub(crate) fn attend(
+        &self,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        cache: &mut LayerCache,
+        rope: &RopeTables,
+    ) -> Result<Tensor, RuntimeError> {
+        let rope = rope.of_layer(self.local);
+        cache.append(&f32_slice(k)?, &f32_slice(v)?, rope);
+        attend(q, cache, rope, self.shape)
     }
 
     /// The layer around an attention that is given: queries, keys (neither rotated yet) and values of all rows to what is attended.
@@ -97,16 +132,12 @@ impl Layer {
 
     /// What q, k and v read: the normalized residual stream.
     pub(crate) fn attention_input(&self, x: &Tensor) -> Result<Tensor, RuntimeError> {
-        self.input_norm.forward(x)
+        normalized(x.clone(), &self.input_norm)
     }
 
     /// Queries and keys, not rotated yet, and values for what [`attention_input`](Self::attention_input) gave.
     pub(crate) fn queries_keys_values(&self, input: Tensor) -> Result<[Tensor; 3], RuntimeError> {
         let input = Activation::new(input);
-        let normalized = |y: Tensor, norm: &Option<RmsNorm>| match norm {
-            Some(norm) => norm.forward(&y),
-            None => Ok(y),
-        };
         let q = normalized(self.q.apply(&input)?, &self.q_norm)?;
         let k = normalized(self.k.apply(&input)?, &self.k_norm)?;
         Ok([q, k, self.v.apply(&input)?])
@@ -114,42 +145,55 @@ impl Layer {
 
     /// The residual stream after attention, from what was attended: the input of o.
     pub(crate) fn add_attention(&self, x: &Tensor, attended: Tensor) -> Result<Tensor, RuntimeError> {
-        Ok((x + self.o.apply(&Activation::new(attended))?)?)
+        Ok((x + normalized(self.o.apply(&Activation::new(attended))?, &self.attention_output_norm)?)?)
     }
 
     /// What gate and up read: the normalized residual stream after attention.
     pub(crate) fn feed_forward_input(&self, x: &Tensor) -> Result<Tensor, RuntimeError> {
-        self.post_attention_norm.forward(x)
+        normalized(x.clone(), &self.feed_forward_norm)
     }
 
-    /// `silu(gate) * up` of what [`feed_forward_input`](Self::feed_forward_input) gave: the input of down.
+    /// The gate's value times up, of what [`feed_forward_input`](Self::feed_forward_input) gave: the input of down.
     pub(crate) fn gated(&self, input: Tensor) -> Result<Tensor, RuntimeError> {
         let input = Activation::new(input);
-        gated(&self.gate.apply(&input)?, &self.up.apply(&input)?)
+        gated(self.gate_kind, &self.gate.apply(&input)?, &self.up.apply(&input)?)
     }
 
     /// The residual stream after the layer, from that after attention and the input of down.
     pub(crate) fn add_feed_forward(&self, x: &Tensor, gated: Tensor) -> Result<Tensor, RuntimeError> {
-        Ok((x + self.down.apply(&Activation::new(gated))?)?)
+        Ok((x + normalized(self.down.apply(&Activation::new(gated))?, &self.feed_forward_output_norm)?)?)
     }
 
     /// Bytes on the heap that weights take.
     pub(crate) fn heap_bytes(&self) -> usize {
         let linears = [&self.q, &self.k, &self.v, &self.o, &self.gate, &self.up, &self.down];
-        let norms =
-            [Some(&self.input_norm), Some(&self.post_attention_norm), self.q_norm.as_ref(), self.k_norm.as_ref()];
+        let norms = [
+            &self.input_norm,
+            &self.attention_output_norm,
+            &self.feed_forward_norm,
+            &self.feed_forward_output_norm,
+            &self.q_norm,
+            &self.k_norm,
+        ];
         linears.iter().map(|l| l.heap_bytes()).sum::<usize>()
-            + norms.iter().flatten().map(|n| n.heap_bytes()).sum::<usize>()
+            + norms.into_iter().flatten().map(RmsNorm::heap_bytes).sum::<usize>()
     }
 }
 
-/// `silu(gate) * up`.
-fn gated(gate: &Tensor, up: &Tensor) -> Result<Tensor, RuntimeError> {
+fn normalized(y: Tensor, norm: &Option<RmsNorm>) -> Result<Tensor, RuntimeError> {
+    match norm {
+        Some(norm) => norm.forward(&y),
+        None => Ok(y),
+    }
+}
+
+/// The gate's value times `up`, element by element.
+fn gated(kind: Gate, gate: &Tensor, up: &Tensor) -> Result<Tensor, RuntimeError> {
     /// Elements per task: some microseconds of work.
     const TASK_LEN: usize = 1 << 14;
     let (n, cols) = gate.dims2()?;
     let up = f32_slice(up)?;
     let mut out = f32_slice(gate)?.to_vec();
-    out.par_chunks_mut(TASK_LEN).zip(up.par_chunks(TASK_LEN)).for_each(|(gate, up)| silu_mul(gate, up));
+    out.par_chunks_mut(TASK_LEN).zip(up.par_chunks(TASK_LEN)).for_each(|(gate, up)| kind.multiply(gate, up));
     tensor2(out, n, cols)
 }

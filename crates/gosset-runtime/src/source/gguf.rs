@@ -12,7 +12,9 @@ use sha2::{Digest, Sha256};
 use super::block_type::BlockType;
 use super::dequantize::dequantize;
 use super::file_at::FileAt;
-use super::gguf_config::{Metadata, TensorFacts, config_json, generation_config_json, heads, tokenizer_config_json};
+use super::gguf_config::{
+    Metadata, TensorFacts, config_json, generation_config_json, heads, tokenizer_config_json, with_window,
+};
 use super::gguf_header::{GgufHeader, StoredTensor};
 use super::gguf_names::{Family, RowOrder, hf_name};
 use super::gguf_tokenizer::gguf_tokenizer;
@@ -47,6 +49,8 @@ struct Place {
     cols: usize,
     row_bytes: usize,
     order: RowOrder,
+    /// F32 that Hugging Face has less by one.
+    less_one: bool,
 }
 
 impl GgufSource {
@@ -72,12 +76,13 @@ impl GgufSource {
             supported: Family::supported(),
         })?;
         let heads = heads(meta, family)?;
+        let family = with_window(meta, family)?;
 
         let (mut tensors, mut places, mut seen) = (Vec::new(), Vec::new(), HashSet::new());
         let mut rope_factors = None;
         for (file, header) in headers.iter().enumerate() {
             for stored in &header.tensors {
-                if !seen.insert(hf_name(&stored.name)) {
+                if !seen.insert(hf_name(&stored.name, family)) {
                     return Err(RuntimeError::gguf(files[file].path(), format!("tensor {} occurs twice", stored.name)));
                 }
                 if stored.name == ROPE_FREQS {
@@ -85,7 +90,7 @@ impl GgufSource {
                     continue;
                 }
                 let order = row_order(family, heads.head_dim as usize, stored);
-                let (info, place) = describe(file, files[file].path(), stored, order)?;
+                let (info, place) = describe(file, files[file].path(), stored, family, order)?;
                 tensors.push(info);
                 places.push(place);
             }
@@ -141,7 +146,7 @@ impl GgufSource {
         })
     }
 
-    /// Hands the stored bytes of `rows` to `take`, in Hugging Face order, in pieces of whole rows.
+    /// Hands the bytes of `rows` to `take`, in Hugging Face order and as they are there, in pieces of whole rows.
     fn for_rows<E: From<RuntimeError>>(
         &self,
         place: &Place,
@@ -164,6 +169,11 @@ impl GgufSource {
                         let stored = place.order.stored_row(row);
                         file.read_exact_at(out, place.at + (stored * place.row_bytes) as u64)?;
                     }
+                }
+            }
+            if place.less_one {
+                for value in buffer.as_chunks_mut::<4>().0 {
+                    *value = (f32::from_le_bytes(*value) - 1.0).to_le_bytes();
                 }
             }
             take(piece.clone(), &buffer)?;
@@ -325,10 +335,11 @@ fn describe(
     file: usize,
     path: &Path,
     stored: &StoredTensor,
+    family: Family,
     order: RowOrder,
 ) -> Result<(TensorInfo, Place), RuntimeError> {
     let info = TensorInfo {
-        name: hf_name(&stored.name),
+        name: hf_name(&stored.name, family),
         shape: stored.shape.clone(),
         dtype: stored.ty.name().to_owned(),
         n_bytes: stored.n_bytes,
@@ -347,7 +358,11 @@ fn describe(
         .ty
         .row_bytes(cols)
         .ok_or_else(|| bad(format!("expected rows of whole {} blocks, found {cols} weights", stored.ty.name())))?;
-    Ok((info, Place { file, at: stored.at, ty: stored.ty, rows, cols, row_bytes, order }))
+    let less_one = family.gemma_norms && info.name.ends_with("norm.weight");
+    if less_one && stored.ty != BlockType::F32 {
+        return Err(bad(format!("expected a norm in F32, found {}", stored.ty.name())));
+    }
+    Ok((info, Place { file, at: stored.at, ty: stored.ty, rows, cols, row_bytes, order, less_one }))
 }
 
 /// A small tensor as f32.

@@ -6,11 +6,12 @@ use std::path::Path;
 use candle_core::quantized::gguf_file::Value;
 use serde_json::{Map, Value as Json, json};
 
-use super::gguf_names::Family;
+use super::gguf_names::{Family, MISTRAL};
 use crate::RuntimeError;
 
 /// Control tokens that end a turn or a text in the families known here, whether or not the metadata lists them as such.
-const END_TOKENS: [&str; 6] = ["<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>"];
+const END_TOKENS: [&str; 7] =
+    ["<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>", "<end_of_turn>"];
 
 /// Metadata of one GGUF file, with typed access.
 #[derive(Clone, Copy)]
@@ -185,6 +186,40 @@ pub(crate) fn heads(meta: Metadata<'_>, family: Family) -> Result<Heads, Runtime
     })
 }
 
+/// The window of metadata that state one.
+fn window(meta: Metadata<'_>, family: Family) -> Result<Option<u32>, RuntimeError> {
+    Ok(meta.u32(&format!("{}.attention.sliding_window", family.gguf))?.filter(|window| *window > 0))
+}
+
+/// The family, which of a `llama` file with a window is another: Mistral models come as `llama`.
+pub(crate) fn with_window(meta: Metadata<'_>, family: Family) -> Result<Family, RuntimeError> {
+    let is_mistral = family.gguf == MISTRAL.gguf && window(meta, family)?.is_some();
+    Ok(if is_mistral { MISTRAL } else { family })
+}
+
+/// What Gemma 3 has and others have not.
+///
+/// Files leave out what all models of the family have in common: five local layers for each other one, and the rotary base of local layers.
+/// The largest one, of 62 layers, divides scores by the root of its width over its heads, the others by that of `head_dim`.
+fn gemma3(
+    meta: Metadata<'_>,
+    family: Family,
+    heads: Heads,
+    put: &mut dyn FnMut(&str, Json),
+) -> Result<(), RuntimeError> {
+    const LARGEST: u32 = 62;
+    let key = |k: &str| format!("{}.{k}", family.gguf);
+    let (layers, hidden) = (meta.u32(&key("block_count"))?, meta.u32(&key("embedding_length"))?.unwrap_or_default());
+    let scalar = if layers == Some(LARGEST) { hidden / heads.n_heads } else { heads.head_dim };
+    put("query_pre_attn_scalar", json!(scalar));
+    put("sliding_window", json!(window(meta, family)?));
+    put("sliding_window_pattern", json!(meta.u32(&key("attention.sliding_window_pattern"))?.unwrap_or(6)));
+    put("rope_local_base_freq", json!(meta.float(&key("rope.freq_base_swa"))?.unwrap_or(10_000.0)));
+    put("final_logit_softcapping", json!(meta.float(&key("final_logit_softcapping"))?.filter(|cap| *cap > 0.0)));
+    put("hidden_activation", json!("gelu_pytorch_tanh"));
+    Ok(())
+}
+
 /// `config.json` for the metadata and tensors of a GGUF model.
 pub(crate) fn config_json(meta: Metadata<'_>, family: Family, facts: &TensorFacts) -> Result<Json, RuntimeError> {
     let key = |k: &str| format!("{}.{k}", family.gguf);
@@ -199,7 +234,9 @@ pub(crate) fn config_json(meta: Metadata<'_>, family: Family, facts: &TensorFact
     let context = count("context_length")?;
     let vocab = facts.n_vocab.map(|n| n as u64).or(meta.u32(&key("vocab_size"))?.map(u64::from));
     let mut config = Map::new();
-    let mut put = |name: &str, value: Json| config.insert(name.to_owned(), value);
+    let mut put = |name: &str, value: Json| {
+        config.insert(name.to_owned(), value);
+    };
     put("architectures", json!([family.class]));
     put("model_type", json!(family.model_type));
     put("hidden_size", json!(count("embedding_length")?));
@@ -207,19 +244,27 @@ pub(crate) fn config_json(meta: Metadata<'_>, family: Family, facts: &TensorFact
     put("num_hidden_layers", json!(count("block_count")?));
     put("num_attention_heads", json!(heads.n_heads));
     put("num_key_value_heads", json!(heads.n_kv_heads));
-    if heads.explicit {
+    if heads.explicit || family.gemma_norms {
         put("head_dim", json!(heads.head_dim));
     }
-    put("hidden_act", json!("silu"));
+    if family.gemma_norms {
+        gemma3(meta, family, heads, &mut put)?;
+    } else {
+        put("hidden_act", json!("silu"));
+    }
+    if family == MISTRAL {
+        put("sliding_window", json!(window(meta, family)?));
+    }
     put("max_position_embeddings", json!(context));
     let eps = meta.float(&key("attention.layer_norm_rms_epsilon"))?;
     put("rms_norm_eps", json!(meta.required(&key("attention.layer_norm_rms_epsilon"), eps)?));
-    put("rope_theta", json!(meta.float(&key("rope.freq_base"))?.unwrap_or(10000.0)));
+    let usual = if family.gemma_norms { 1_000_000.0 } else { 10_000.0 };
+    put("rope_theta", json!(meta.float(&key("rope.freq_base"))?.unwrap_or(usual)));
     if let Some(scaling) = rope_scaling(meta, family, facts, heads.head_dim, context)? {
         put("rope_scaling", scaling);
     }
     put("tie_word_embeddings", json!(!facts.has_head));
-    if family.gguf == "llama" {
+    if family.gguf == "llama" && family != MISTRAL {
         put("attention_bias", json!(facts.has_qkv_bias));
         put("mlp_bias", json!(facts.has_mlp_bias));
     }

@@ -11,13 +11,28 @@ pub(crate) struct Family {
     pub(crate) class: &'static str,
     /// GGUF holds the rows of q and k for interleaved rotary pairs, unlike Hugging Face.
     pub(crate) interleaved_qk: bool,
+    /// GGUF holds the weights of norms as they are used, Hugging Face less by one; and layers have norms behind their parts too.
+    pub(crate) gemma_norms: bool,
 }
 
-const FAMILIES: [Family; 3] = [
-    Family { gguf: "llama", model_type: "llama", class: "LlamaForCausalLM", interleaved_qk: true },
-    Family { gguf: "qwen2", model_type: "qwen2", class: "Qwen2ForCausalLM", interleaved_qk: false },
-    Family { gguf: "qwen3", model_type: "qwen3", class: "Qwen3ForCausalLM", interleaved_qk: false },
+const LLAMA: Family =
+    Family { gguf: "llama", model_type: "llama", class: "LlamaForCausalLM", interleaved_qk: true, gemma_norms: false };
+
+const FAMILIES: [Family; 4] = [
+    LLAMA,
+    Family { gguf: "qwen2", model_type: "qwen2", class: "Qwen2ForCausalLM", interleaved_qk: false, ..LLAMA },
+    Family { gguf: "qwen3", model_type: "qwen3", class: "Qwen3ForCausalLM", interleaved_qk: false, ..LLAMA },
+    Family {
+        gguf: "gemma3",
+        model_type: "gemma3_text",
+        class: "Gemma3ForCausalLM",
+        interleaved_qk: false,
+        gemma_norms: true,
+    },
 ];
+
+/// What a `llama` file with a sliding window is.
+pub(crate) const MISTRAL: Family = Family { model_type: "mistral", class: "MistralForCausalLM", ..LLAMA };
 
 impl Family {
     pub(crate) fn of(architecture: &str) -> Option<Self> {
@@ -46,8 +61,16 @@ const LAYER_PARTS: [(&str, &str); 11] = [
     ("ffn_down", "mlp.down_proj"),
 ];
 
+/// Norms of layers that have them on both sides of their parts; others have the first and the third, under other names.
+const GEMMA_NORMS: [(&str, &str); 4] = [
+    ("attn_norm", "input_layernorm"),
+    ("post_attention_norm", "post_attention_layernorm"),
+    ("ffn_norm", "pre_feedforward_layernorm"),
+    ("post_ffw_norm", "post_feedforward_layernorm"),
+];
+
 /// The Hugging Face name of a GGUF tensor; names without one are kept as they are.
-pub(crate) fn hf_name(gguf: &str) -> String {
+pub(crate) fn hf_name(gguf: &str, family: Family) -> String {
     let translate = || {
         let (stem, leaf) = gguf.rsplit_once('.')?;
         if !matches!(leaf, "weight" | "bias") {
@@ -58,7 +81,8 @@ pub(crate) fn hf_name(gguf: &str) -> String {
         }
         let (layer, part) = stem.strip_prefix("blk.")?.split_once('.')?;
         let layer: u32 = layer.parse().ok()?;
-        let (_, hf) = LAYER_PARTS.iter().find(|(g, _)| *g == part)?;
+        let own: &[(&str, &str)] = if family.gemma_norms { &GEMMA_NORMS } else { &[] };
+        let (_, hf) = own.iter().chain(&LAYER_PARTS).find(|(g, _)| *g == part)?;
         Some(format!("model.layers.{layer}.{hf}.{leaf}"))
     };
     translate().unwrap_or_else(|| gguf.to_owned())
@@ -109,8 +133,13 @@ mod tests {
             ("rope_freqs.weight", "rope_freqs.weight"),
             ("", ""),
         ] {
-            assert_eq!(hf_name(gguf), hf);
+            assert_eq!(hf_name(gguf, LLAMA), hf);
         }
+        let gemma = Family::of("gemma3").unwrap();
+        assert_eq!(hf_name("blk.2.ffn_norm.weight", gemma), "model.layers.2.pre_feedforward_layernorm.weight");
+        assert_eq!(hf_name("blk.2.ffn_norm.weight", LLAMA), "model.layers.2.post_attention_layernorm.weight");
+        assert_eq!(hf_name("blk.2.post_ffw_norm.weight", gemma), "model.layers.2.post_feedforward_layernorm.weight");
+        assert_eq!(hf_name("blk.2.attn_q.weight", gemma), "model.layers.2.self_attn.q_proj.weight");
     }
 
     /// The naive statement of the converter: split a head's rows in two halves and deal them out in turn.

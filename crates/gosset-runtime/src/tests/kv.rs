@@ -279,18 +279,6 @@ fn a_spec_that_wants_a_probe_gets_one_or_is_refused() {
     assert!(matches!(model.new_kv_cache(&beyond, None), Err(RuntimeError::Kv(KvError::Spec { .. }))));
 }
 
-#[test]
-fn f07_a_model_with_a_sliding_window_is_refused_before_any_cache() {
-    let mut source = MemorySource::new(&tiny(TinyFamily::Qwen2, 82));
-    source.set_config("sliding_window", json!(131_072));
-    source.set_config("use_sliding_window", json!(false));
-    let model = load(&source);
-    assert!(model.new_kv_cache(&"e8@3,frame=none".parse().unwrap(), None).is_ok(), "a window that is off is none");
-    source.set_config("use_sliding_window", json!(true));
-    let error = LanguageModel::from_source(&source, &LoadOptions::default()).unwrap_err();
-    assert!(matches!(&error, RuntimeError::Config { field, .. } if field == "use_sliding_window"), "{error}");
-}
-
 /// A Qwen2-like model, with ±500 added to the biases of three key channels of both layers if asked for.
 fn with_key_biases(biased: bool) -> LanguageModel {
     let mut source = MemorySource::new(&tiny(TinyFamily::Qwen2, 83));

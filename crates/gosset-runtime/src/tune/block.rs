@@ -12,8 +12,8 @@ use super::parameter::{Kind, Parameter};
 use crate::attention::AttentionShape;
 use crate::config::ModelConfig;
 use crate::error::RuntimeError;
-use crate::models::layer_name;
-use crate::rope::RopeFrequencies;
+use crate::models::{Gate, layer_name};
+use crate::rope::{RopeFrequencies, Ropes};
 use crate::weights::Weights;
 
 /// The linears of a block, as the data flow.
@@ -27,15 +27,19 @@ const LINEARS: [&str; 7] = [
     "mlp.down_proj",
 ];
 
-/// Its norms; those of queries and keys are optional.
-const NORMS: [&str; 4] = ["input_layernorm", "post_attention_layernorm", "self_attn.q_norm", "self_attn.k_norm"];
+/// Norms of queries and keys, which are optional; those of the layer come before them.
+const HEAD_NORMS: [&str; 2] = ["self_attn.q_norm", "self_attn.k_norm"];
 
 /// One block with its parameters.
 pub(super) struct TuneBlock {
     shape: AttentionShape,
     eps: f64,
+    gate: Gate,
+    /// What the weights of norms are stored less by.
+    norm_offset: f32,
     rope: RopeFrequencies,
     linears: Vec<(TuneLinear, Option<Tensor>)>,
+    /// Those of the layer as the data flow, then those of queries and keys.
     norms: Vec<Option<Parameter>>,
     names: Vec<String>,
 }
@@ -49,7 +53,11 @@ impl TuneBlock {
         matrices: &HashMap<&str, &UniSvqMatrix>,
     ) -> Result<Self, RuntimeError> {
         let name = layer_name(layer);
-        let names: Vec<String> = LINEARS.iter().chain(&NORMS).map(|part| format!("{name}.{part}.weight")).collect();
+        let norms = config.architecture.layer_norms();
+        // A norm that there is none of has the name of no tensor.
+        let norms = norms.iter().map(|norm| norm.unwrap_or_default()).chain(HEAD_NORMS);
+        let names: Vec<String> = LINEARS.into_iter().chain(norms).map(|part| format!("{name}.{part}.weight")).collect();
+        let norm_offset = if config.architecture.gemma_norms { 1.0 } else { 0.0 };
         let vector = |values: Vec<f32>| {
             let n = values.len();
             Tensor::from_vec(values, n, &Device::Cpu)
@@ -72,7 +80,8 @@ impl TuneBlock {
         };
         let norm = |tensor: &String| match weights.shape(tensor) {
             Some(_) => {
-                let values = weights.vector(tensor)?;
+                let mut values = weights.vector(tensor)?;
+                values.iter_mut().for_each(|w| *w += norm_offset);
                 let n = values.len();
                 Parameter::new(Kind::Norm, values, &[n]).map(Some)
             }
@@ -81,9 +90,11 @@ impl TuneBlock {
         let linears = LINEARS.iter().zip(&names).map(linear).collect::<Result<_, RuntimeError>>()?;
         let norms = names[LINEARS.len()..].iter().map(norm).collect::<Result<_, RuntimeError>>()?;
         Ok(Self {
-            shape: AttentionShape::of(config),
+            shape: AttentionShape::of(config, layer),
             eps: config.rms_norm_eps,
-            rope: RopeFrequencies::of(config),
+            gate: config.architecture.gate,
+            norm_offset,
+            rope: Ropes::of(config).of_layer(config.local_layers.contains(layer)).clone(),
             linears,
             norms,
             names,
@@ -107,14 +118,14 @@ impl TuneBlock {
         let n = x.dim(0)?;
         let angles = Arc::new(Attention { shape: self.shape, rope: self.rope.table(0..n) });
         let input = self.norm(0, x)?;
-        let q = self.norm(2, &self.linear(0, &input.narrow(0, first, n - first)?)?)?;
-        let k = self.norm(3, &self.linear(1, &input)?)?;
+        let q = self.norm(4, &self.linear(0, &input.narrow(0, first, n - first)?)?)?;
+        let k = self.norm(5, &self.linear(1, &input)?)?;
         let attended = attention(&q, &k, &self.linear(2, &input)?, &angles)?;
-        let x = (x.narrow(0, first, n - first)? + self.linear(3, &attended)?)?;
+        let x = (x.narrow(0, first, n - first)? + self.norm(1, &self.linear(3, &attended)?)?)?;
 
-        let input = self.norm(1, &x)?;
-        let gated = gate(&self.linear(4, &input)?, &self.linear(5, &input)?)?;
-        Ok((&x + self.linear(6, &gated)?)?)
+        let input = self.norm(2, &x)?;
+        let gated = gate(self.gate, &self.linear(4, &input)?, &self.linear(5, &input)?)?;
+        Ok((&x + self.norm(3, &self.linear(6, &gated)?)?)?)
     }
 
     /// Everything that is trained, in a fixed order.
@@ -148,6 +159,11 @@ impl TuneBlock {
     /// The norms by the names of their tensors.
     pub(super) fn norms(&self) -> Result<Vec<(String, Vec<f32>)>, RuntimeError> {
         let norms = self.norms.iter().zip(&self.names[LINEARS.len()..]);
-        norms.filter_map(|(norm, name)| norm.as_ref().map(|n| Ok((name.clone(), n.values()?)))).collect()
+        let values = |norm: &Parameter| {
+            let mut values = norm.values()?;
+            values.iter_mut().for_each(|w| *w -= self.norm_offset);
+            Ok::<_, RuntimeError>(values)
+        };
+        norms.filter_map(|(norm, name)| norm.as_ref().map(|norm| Ok((name.clone(), values(norm)?)))).collect()
     }
 }

@@ -17,12 +17,11 @@ use super::linear::{GridLinear, TuneLinear};
 use super::ops::weighted_error;
 use super::parameter::Kind;
 use super::{Sequence, TokenWeights, TuneData, TuneOptions, loss, steps, tune_block, typical_energy};
-use crate::attention::AttentionShape;
 use crate::calibration::{Calibration, CalibrationOptions, LayerInput};
 use crate::config::ModelConfig;
 use crate::kv_cache::LayerCache;
 use crate::models::Layer;
-use crate::rope::RopeFrequencies;
+use crate::rope::Ropes;
 use crate::source::fixture::{TinyFamily, TinyModel};
 use crate::source::open_source;
 use crate::tensor::f32_slice;
@@ -97,10 +96,8 @@ fn the_forward_pass_is_that_of_the_runtime() {
         let x = hidden(&config, 37, 3);
         let found = block(&source, &matrices).forward(&x, 0).unwrap();
         let layer = Layer::load(&config, &SourceWeights::new(&source), 1).unwrap();
-        let shape = AttentionShape::of(&config);
-        let mut cache = LayerCache::new(shape.kv_heads, shape.head_dim);
-        let rope = RopeFrequencies::of(&config).table(0..37);
-        let expected = layer.forward(&x, &mut cache, &rope, shape).unwrap();
+        let rope = Ropes::of(&config).table(0..37);
+        let expected = layer.forward(&x, &mut LayerCache::new(layer.shape()), &rope).unwrap();
         let off = distance(&f32_slice(&found).unwrap(), &f32_slice(&expected).unwrap());
         assert!(off < FORWARD_TOLERANCE, "{spec}: {off:e}");
         // The last tokens alone attend to all before them.

@@ -40,7 +40,7 @@ impl CustomOp3 for Attend {
         let Attention { shape, ref rope } = *self.0;
         let (q, k, v) = (slice(q, ql)?, slice(k, kl)?, slice(v, vl)?);
         let row = shape.heads * shape.head_dim;
-        let mut cache = LayerCache::new(shape.kv_heads, shape.head_dim);
+        let mut cache = LayerCache::new(shape);
         cache.append(k, v, rope);
         let q = tensor2(q.to_vec(), q.len() / row, row).map_err(candle_core::Error::msg)?;
         let out = attend(&q, &cache, rope, shape).map_err(candle_core::Error::msg)?;
@@ -81,9 +81,8 @@ struct HeadGrads {
 impl Pass<'_> {
     /// Gradients of queries, keys and values: `out` is what was attended, `grad` its gradient.
     fn back(mut self, out: &[f32], grad: &[f32]) -> (Vec<f32>, Vec<f32>, Vec<f32>) {
-        let AttentionShape { heads, kv_heads, head_dim } = self.attention.shape;
+        let AttentionShape { heads, kv_heads, head_dim, scale, .. } = self.attention.shape;
         let (q_row, kv_row, group) = (heads * head_dim, kv_heads * head_dim, heads / kv_heads);
-        let scale = 1.0 / (head_dim as f32).sqrt();
         let start = self.k.len() / kv_row - self.q.len() / q_row;
         for (x, row, start, scale) in [(&mut self.q, q_row, start, scale), (&mut self.k, kv_row, 0, 1.0)] {
             turn(&self.attention.rope, x, (row, head_dim), start, scale, false);
@@ -109,7 +108,8 @@ impl Pass<'_> {
     }
 
     fn head(&self, head: usize, out: &[f32], grad: &[f32]) -> HeadGrads {
-        let AttentionShape { heads, kv_heads, head_dim: d } = self.attention.shape;
+        let shape = self.attention.shape;
+        let AttentionShape { heads, kv_heads, head_dim: d, .. } = shape;
         let (q_row, kv_row) = (heads * d, kv_heads * d);
         let (n, n_keys) = (self.q.len() / q_row, self.k.len() / kv_row);
         let (start, at, kv_at) = (n_keys - n, head * d, head / (heads / kv_heads) * d);
@@ -124,7 +124,10 @@ impl Pass<'_> {
             let (k, v) = (Mat::new(&self.k[kv_at..], seen, d, kv_row), Mat::new(&self.v[kv_at..], seen, d, kv_row));
             matmul(MatMut::new(p, rows, seen, seen), q, k.t(), Threads::One);
             for (r, row) in p.chunks_exact_mut(seen).enumerate() {
-                let (known, later) = row.split_at_mut(start + first + r + 1);
+                let position = start + first + r;
+                let (known, later) = row.split_at_mut(position + 1);
+                let (before, known) = known.split_at_mut(shape.first_seen(position));
+                before.fill(0.0);
                 let largest = max(known);
                 let inverse = 1.0 / exp_sum_in_place(known, largest);
                 known.iter_mut().for_each(|p| *p *= inverse);
