@@ -107,9 +107,13 @@ impl UniSvq {
             let n = SAMPLE_ROWS.min(rows);
             (0..n).flat_map(|i| &rotated[i * rows / n * cols..][..cols]).copied().collect()
         };
-        for &c in &spec.scales {
-            let mut grid = Grid::of(&UniSvqHeader { scale: scale_of(c), ..header.clone() });
-            let proxy = if scale_of(c) > 0.0 { h.sample(&sample, cols, &mut grid)? } else { 0.0 };
+        let proxies = map_indexed(spec.scales.len(), |i| {
+            let scale = scale_of(spec.scales[i]);
+            let mut grid = Grid::of(&UniSvqHeader { scale, ..header.clone() });
+            if scale > 0.0 { h.sample(&sample, cols, &mut grid) } else { Ok(0.0) }
+        });
+        for (&c, proxy) in spec.scales.iter().zip(proxies) {
+            let proxy = proxy?;
             if best.is_none_or(|(least, _)| proxy < least) {
                 best = Some((proxy, c));
             }

@@ -363,6 +363,10 @@ impl Round for Grid {
             }
         });
     }
+
+    fn fork(&self) -> Option<Box<dyn Round + Send>> {
+        Some(Box::new(self.clone()))
+    }
 }
 
 #[cfg(test)]

@@ -4,11 +4,14 @@ use faer::linalg::matmul::matmul;
 use faer::{Accum, MatMut, MatRef, Par};
 
 use crate::block_ldl::{BlockLdl, check_block};
-use crate::parallel::map_chunks_mut;
+use crate::parallel::{map_chunks_mut, map_items};
 use crate::{Round, UniSvqError};
 
 /// Rows of one task. Fixed, so that the number of threads does not show.
 pub(crate) const ROWS: usize = 64;
+
+/// Rows of a share that a forked rule takes through all blocks by itself: whole tasks, so that sums are those of one sweep over all rows.
+pub(crate) const SHARE_ROWS: usize = 2 * ROWS;
 
 /// Products of a step below which it stays on one thread.
 const PARALLEL_FROM: usize = 1 << 18;
@@ -59,6 +62,26 @@ pub fn ldlq(
     let n = ldl.n();
     check_matrix("weights", w.len(), rows, n)?;
     check_matrix("reconstruction", out.len(), rows, n)?;
+    let parts = w.chunks(SHARE_ROWS * n).zip(out.chunks_mut(SHARE_ROWS * n)).zip(forks(rows, rounder));
+    let parts: Vec<_> = parts.collect();
+    if parts.is_empty() {
+        sweep(w, ldl, options, rounder, out);
+    } else {
+        map_items(parts, |((w, out), mut rounder)| sweep(w, ldl, options, &mut *rounder, out));
+    }
+    Ok(())
+}
+
+/// A fork of the rule for each share of the rows; none if there is one share only, or the rule wants all rows.
+pub(crate) fn forks(rows: usize, rounder: &dyn Round) -> Vec<Box<dyn Round + Send>> {
+    let n = if rows > SHARE_ROWS { rows.div_ceil(SHARE_ROWS) } else { 0 };
+    (0..n).map_while(|_| rounder.fork()).collect()
+}
+
+/// [`ldlq`] of matrices whose sizes fit.
+fn sweep(w: &[f32], ldl: &BlockLdl, options: LdlqOptions, rounder: &mut dyn Round, out: &mut [f32]) {
+    let n = ldl.n();
+    let rows = w.len() / n;
     let panel = options.panel_for(ldl.block());
     let mut errors = vec![0.0f64; rows * n];
     let mut x = Vec::new();
@@ -93,7 +116,6 @@ pub fn ldlq(
             feed_back(&mut x, width, first..first + d, |row, j| errors[row * n + columns.start + j], &l);
         }
     }
-    Ok(())
 }
 
 /// Rounds `w` block by block without feedback, in the Euclidean sense, and in the order of [`ldlq`].

@@ -24,3 +24,11 @@ pub(crate) fn map_indexed<T: Send>(n: usize, f: impl Fn(usize) -> T + Sync + Sen
     #[cfg(not(feature = "rayon"))]
     return (0..n).map(f).collect();
 }
+
+/// Results of `f` on `items`, in order.
+pub(crate) fn map_items<I: Send, T: Send>(items: Vec<I>, f: impl Fn(I) -> T + Sync + Send) -> Vec<T> {
+    #[cfg(feature = "rayon")]
+    return items.into_par_iter().map(f).collect();
+    #[cfg(not(feature = "rayon"))]
+    return items.into_iter().map(f).collect();
+}

@@ -5,8 +5,8 @@ use faer::{Accum, MatMut, MatRef, Par};
 
 use crate::block_ldl::check_block;
 use crate::damping::Damped;
-use crate::ldlq::{LdlqOptions, ROWS, Scratch, check_matrix, feed_back};
-use crate::parallel::map_chunks_mut;
+use crate::ldlq::{LdlqOptions, ROWS, SHARE_ROWS, Scratch, check_matrix, feed_back, forks};
+use crate::parallel::{map_chunks_mut, map_items};
 use crate::proxy::proxy;
 use crate::{Round, UniSvqError};
 
@@ -76,7 +76,7 @@ pub fn refine(
     let mut kept: Option<Vec<f32>> = (!options.only_better).then(|| out.to_vec());
     let mut now = start;
     for _ in 0..options.passes {
-        let (change, n_changed) = pass(w, rows, h, block, options, rounder, out, &mut errors);
+        let (change, n_changed) = shares(w, rows, h, block, options, rounder, out, &mut errors);
         now += change;
         report.passes.push(now);
         if now < report.best {
@@ -95,6 +95,30 @@ pub fn refine(
         out.copy_from_slice(&kept);
     }
     Ok(report)
+}
+
+/// One pass over all rows, in shares where the rule can be forked.
+#[allow(clippy::too_many_arguments)]
+fn shares(
+    w: &[f32],
+    rows: usize,
+    h: &Damped,
+    block: usize,
+    options: RefineOptions,
+    rounder: &mut dyn Round,
+    out: &mut [f32],
+    errors: &mut [f64],
+) -> (f64, usize) {
+    let len = SHARE_ROWS * h.n();
+    let parts = w.chunks(len).zip(out.chunks_mut(len)).zip(errors.chunks_mut(len)).zip(forks(rows, rounder));
+    let parts: Vec<_> = parts.collect();
+    if parts.is_empty() {
+        return pass(w, rows, h, block, options, rounder, out, errors);
+    }
+    let changes = map_items(parts, |(((w, out), errors), mut rounder)| {
+        pass(w, w.len() / h.n(), h, block, options, &mut *rounder, out, errors)
+    });
+    changes.into_iter().fold((0.0, 0), |(change, n), (by, changed)| (change + by, n + changed))
 }
 
 /// One pass; returns what it changed the error by, and the number of blocks of rows that changed.

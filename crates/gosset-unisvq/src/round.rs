@@ -24,4 +24,10 @@ pub trait Round {
     fn wants_panels(&self) -> bool {
         false
     }
+
+    /// The same rule for a share of the rows, for rules that round every row by itself and remember nothing: the shares then go through
+    /// all blocks side by side, and the rule itself is not asked. `None`, the default, gives it all rows, block by block.
+    fn fork(&self) -> Option<Box<dyn Round + Send>> {
+        None
+    }
 }

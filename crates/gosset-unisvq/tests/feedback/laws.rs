@@ -181,6 +181,33 @@ fn threads_do_not_show() {
     }
 }
 
+/// A rule that does not share its rows.
+struct Whole(FastGrid);
+
+impl Round for Whole {
+    fn round(&mut self, block: usize, rows: usize, x: &[f32], metric: Option<&[f64]>, out: &mut [f32]) {
+        self.0.round(block, rows, x, metric, out);
+    }
+}
+
+#[test]
+fn shares_of_the_rows_give_what_all_rows_give() {
+    let (rows, n, grid) = (300, 37, FastGrid { step: 0.9, levels: 4 });
+    let mut rng = Lcg(5);
+    let (h, ldl) = damping().factor(&power_law(n, 1.2, &mut rng), 4).unwrap();
+    let w = rng.matrix(rows * n);
+    let run = |rounder: &mut dyn Round| {
+        let (mut out, options) = (vec![0.0; w.len()], RefineOptions::new(3));
+        ldlq(&w, rows, &ldl, LdlqOptions { metric: true, panel: 16 }, rounder, &mut out).unwrap();
+        let report = refine(&w, rows, &h, 4, options, rounder, &mut out).unwrap();
+        (out, report)
+    };
+    let ((shared, a), (whole, b)) = (run(&mut grid.clone()), run(&mut Whole(grid)));
+    assert_eq!(shared, whole);
+    assert_eq!(a.passes.len(), b.passes.len());
+    assert!((a.best - b.best).abs() <= F64_SUMS * b.start && a.best < a.start);
+}
+
 #[test]
 fn lengths_that_do_not_belong_together_are_refused() {
     let (h, ldl) = damping().factor(&Hessian::identity(4).unwrap(), 2).unwrap();

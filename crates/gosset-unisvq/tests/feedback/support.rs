@@ -52,6 +52,7 @@ impl Round for ExhaustiveGrid {
 }
 
 /// A grid of `levels` levels per value, in the Euclidean sense.
+#[derive(Clone)]
 pub(crate) struct FastGrid {
     pub(crate) step: f64,
     pub(crate) levels: u32,
@@ -67,6 +68,10 @@ impl FastGrid {
 impl Round for FastGrid {
     fn round(&mut self, _: usize, _: usize, x: &[f32], _: Option<&[f64]>, out: &mut [f32]) {
         out.iter_mut().zip(x).for_each(|(o, x)| *o = self.level(f64::from(*x)) as f32);
+    }
+
+    fn fork(&self) -> Option<Box<dyn Round + Send>> {
+        Some(Box::new(self.clone()))
     }
 }
 
