@@ -9,6 +9,7 @@ mod damage;
 #[cfg(feature = "gpu")]
 mod device;
 mod eval;
+mod models;
 mod non_finite;
 mod patch;
 mod rate_distortion;
