@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use gosset_quantize::{Activations, ModelSource, QuantizeError, TensorInfo};
 
-use super::{MemorySource, numbers, qwen3_like};
+use super::{MemorySource, gemma3_like, mistral_like, numbers, qwen3_like};
 use crate::RuntimeError;
 use crate::calibration::{Calibration, CalibrationOptions, CalibrationText, LayerInput};
 use crate::source::fixture::{TinyFamily, TinyModel};
@@ -67,7 +67,7 @@ const TOLERANCE: f64 = 3e-5;
 
 #[test]
 fn second_moments_are_those_of_a_naive_pass_in_f64() {
-    for source in [tiny(TinyFamily::Llama), tiny(TinyFamily::Qwen2), qwen3_like()] {
+    for source in [tiny(TinyFamily::Llama), tiny(TinyFamily::Qwen2), qwen3_like(), mistral_like(), gemma3_like()] {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("text.txt");
         let text =

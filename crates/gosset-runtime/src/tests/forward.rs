@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::{MemorySource, ids, qwen3_like};
+use super::{MemorySource, gemma3_like, ids, mistral_like, qwen3_like};
 use crate::source::fixture::{TinyFamily, TinyModel};
 use crate::source::open_source;
 use crate::{LanguageModel, LoadOptions, RuntimeError, TokenBranch, TokenTree};
@@ -55,6 +55,8 @@ fn models() -> Vec<(&'static str, MemorySource)> {
         ("qwen2", MemorySource::new(&TinyModel::t0(TinyFamily::Qwen2, 3))),
         ("qwen2 of odd sizes", MemorySource::new(&odd)),
         ("qwen3", qwen3_like()),
+        ("mistral", mistral_like()),
+        ("gemma3", gemma3_like()),
     ]
 }
 

@@ -160,3 +160,48 @@ pub(crate) fn qwen3_like() -> MemorySource {
     source.set_config("model_type", json!("qwen3"));
     source
 }
+
+/// A Gemma-3-like checkpoint: the first of two layers with a window of 16 and a rotary base of its own, norms on both sides.
+pub(crate) fn gemma3_like() -> MemorySource {
+    use crate::source::fixture::TinyFamily;
+    let tiny = TinyModel { hidden: 40, head_dim: 16, tied: true, ..TinyModel::t0(TinyFamily::Llama, 15) };
+    let mut source = MemorySource::new(&tiny);
+    for layer in 0..2 {
+        let part = |part: &str| format!("model.layers.{layer}.{part}.weight");
+        for (i, norm) in ["pre_feedforward_layernorm", "post_feedforward_layernorm"].into_iter().enumerate() {
+            source.add(&part(norm), &[40], numbers(40, 70 + 2 * layer + i as u32, 0.1, 0.2));
+        }
+        for norm in ["q_norm", "k_norm"] {
+            source.add(&part(&format!("self_attn.{norm}")), &[16], numbers(16, 80 + layer, 0.1, 0.2));
+        }
+        for norm in ["input_layernorm", "post_attention_layernorm"] {
+            source.tensor_mut(&part(norm)).iter_mut().for_each(|w| *w -= 1.0);
+        }
+    }
+    for (key, value) in [
+        ("architectures", json!(["Gemma3ForCausalLM"])),
+        ("model_type", json!("gemma3_text")),
+        ("head_dim", json!(16)),
+        ("query_pre_attn_scalar", json!(24)),
+        ("sliding_window", json!(16)),
+        ("sliding_window_pattern", json!(2)),
+        ("rope_local_base_freq", json!(1000.0)),
+    ] {
+        source.set_config(key, value);
+    }
+    source
+}
+
+/// A Mistral-like checkpoint with a window of 16.
+pub(crate) fn mistral_like() -> MemorySource {
+    use crate::source::fixture::TinyFamily;
+    let mut source = MemorySource::new(&TinyModel::t0(TinyFamily::Llama, 16));
+    for (key, value) in [
+        ("architectures", json!(["MistralForCausalLM"])),
+        ("model_type", json!("mistral")),
+        ("sliding_window", json!(16)),
+    ] {
+        source.set_config(key, value);
+    }
+    source
+}

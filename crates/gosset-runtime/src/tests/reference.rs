@@ -50,15 +50,35 @@ impl Reference {
             .collect()
     }
 
+    /// Whether the model has what Gemma 3 has and others have not.
+    fn is_gemma(&self) -> bool {
+        self.config["model_type"] == "gemma3_text"
+    }
+
+    /// Positions that a query of a layer sees, and the layer's rotary base.
+    fn sight_and_base(&self, layer: usize) -> (usize, f64) {
+        let window = self.config["sliding_window"].as_u64().map_or(usize::MAX, |window| window as usize);
+        match self.config["sliding_window_pattern"].as_u64() {
+            Some(pattern) if !(layer as u64 + 1).is_multiple_of(pattern) => {
+                (window, self.number("rope_local_base_freq"))
+            }
+            Some(_) => (usize::MAX, self.number("rope_theta")),
+            None => (window, self.number("rope_theta")),
+        }
+    }
+
     fn norm(&self, name: &str, x: &[f64]) -> Vec<f64> {
-        let weight = self.vector(&format!("{name}.weight")).unwrap();
+        let mut weight = self.vector(&format!("{name}.weight")).unwrap();
+        if self.is_gemma() {
+            weight.iter_mut().for_each(|w| *w += 1.0);
+        }
         let mean = x.iter().map(|v| v * v).sum::<f64>() / x.len() as f64;
         let scale = 1.0 / (mean + self.number("rms_norm_eps")).sqrt();
         x.iter().zip(weight).map(|(v, w)| v * scale * w).collect()
     }
 
-    fn frequency(&self, pair: usize) -> f64 {
-        let f = self.number("rope_theta").powf(-2.0 * pair as f64 / self.head_dim() as f64);
+    fn frequency(&self, pair: usize, base: f64) -> f64 {
+        let f = base.powf(-2.0 * pair as f64 / self.head_dim() as f64);
         let scaling = &self.config["rope_scaling"];
         if scaling["rope_type"] != "llama3" {
             return f;
@@ -77,18 +97,20 @@ impl Reference {
         }
     }
 
-    fn rotate(&self, position: usize, head: &[f64]) -> Vec<f64> {
+    fn rotate(&self, position: usize, head: &[f64], base: f64) -> Vec<f64> {
         let half = head.len() / 2;
         let mut out = head.to_vec();
         for i in 0..half {
-            let (sin, cos) = (position as f64 * self.frequency(i)).sin_cos();
+            let (sin, cos) = (position as f64 * self.frequency(i, base)).sin_cos();
             out[i] = head[i] * cos - head[i + half] * sin;
             out[i + half] = head[i + half] * cos + head[i] * sin;
         }
         out
     }
 
-    fn attention(&self, layer: &str, x: &Matrix) -> Matrix {
+    fn attention(&self, index: usize, x: &Matrix) -> Matrix {
+        let layer = &format!("model.layers.{index}");
+        let (window, base) = self.sight_and_base(index);
         let (heads, kv_heads, dim) =
             (self.count("num_attention_heads"), self.count("num_key_value_heads"), self.head_dim());
         let project = |part: &str| self.linear(&format!("{layer}.self_attn.{part}_proj"), x);
@@ -102,7 +124,7 @@ impl Reference {
                     if self.tensors.contains_key(&format!("{norm}.weight")) {
                         head = self.norm(&norm, &head);
                     }
-                    if rotate { self.rotate(p, &head) } else { head }
+                    if rotate { self.rotate(p, &head, base) } else { head }
                 })
                 .collect()
         };
@@ -113,8 +135,9 @@ impl Reference {
             let v = prepared(&v, "v", kv, false);
             for (p, out) in out.iter_mut().enumerate() {
                 let score = |s: usize| -> f64 {
-                    let mask = if s > p { f64::NEG_INFINITY } else { 0.0 };
-                    q[p].iter().zip(&k[s]).map(|(a, b)| a * b).sum::<f64>() / (dim as f64).sqrt() + mask
+                    let mask = if s > p || p - s >= window { f64::NEG_INFINITY } else { 0.0 };
+                    let scalar = self.config["query_pre_attn_scalar"].as_f64().unwrap_or(dim as f64);
+                    q[p].iter().zip(&k[s]).map(|(a, b)| a * b).sum::<f64>() / scalar.sqrt() + mask
                 };
                 let weights: Vec<f64> = (0..x.len()).map(|s| score(s).exp()).collect();
                 let total: f64 = weights.iter().sum();
@@ -129,21 +152,38 @@ impl Reference {
         let (shape, table) = &self.tensors["model.embed_tokens.weight"];
         let row = |id: u32| table[id as usize * shape[1]..][..shape[1]].iter().map(|&v| f64::from(v)).collect();
         let mut x: Matrix = tokens.iter().map(|&id| row(id)).collect();
+        let gemma = self.is_gemma();
+        if gemma {
+            let scale = (self.count("hidden_size") as f64).sqrt();
+            x.iter_mut().flatten().for_each(|v| *v *= scale);
+        }
+        let (before_feed_forward, gate_value): (_, fn(f64) -> f64) = if gemma {
+            let gelu = |g: f64| {
+                let inner = (2.0 / std::f64::consts::PI).sqrt() * (g + 0.044715 * g.powi(3));
+                0.5 * g * (1.0 + inner.tanh())
+            };
+            ("pre_feedforward_layernorm", gelu)
+        } else {
+            ("post_attention_layernorm", |g| g / (1.0 + (-g).exp()))
+        };
         let add = |x: &mut Matrix, y: Matrix| {
             x.iter_mut().zip(y).for_each(|(x, y)| x.iter_mut().zip(y).for_each(|(a, b)| *a += b));
         };
         for i in 0..self.count("num_hidden_layers") {
             let layer = format!("model.layers.{i}");
             let normed = x.iter().map(|x| self.norm(&format!("{layer}.input_layernorm"), x)).collect();
-            let attended = self.attention(&layer, &normed);
+            let behind = |name: &str, y: Matrix| -> Matrix {
+                if gemma { y.iter().map(|y| self.norm(&format!("{layer}.{name}"), y)).collect() } else { y }
+            };
+            let attended = behind("post_attention_layernorm", self.attention(i, &normed));
             add(&mut x, attended);
-            let normed = x.iter().map(|x| self.norm(&format!("{layer}.post_attention_layernorm"), x)).collect();
+            let normed = x.iter().map(|x| self.norm(&format!("{layer}.{before_feed_forward}"), x)).collect();
             let gate = self.linear(&format!("{layer}.mlp.gate_proj"), &normed);
             let up = self.linear(&format!("{layer}.mlp.up_proj"), &normed);
-            let silu = |g: f64| g / (1.0 + (-g).exp());
             let gated =
-                gate.iter().zip(&up).map(|(g, u)| g.iter().zip(u).map(|(&g, u)| silu(g) * u).collect()).collect();
+                gate.iter().zip(&up).map(|(g, u)| g.iter().zip(u).map(|(&g, u)| gate_value(g) * u).collect()).collect();
             let down = self.linear(&format!("{layer}.mlp.down_proj"), &gated);
+            let down = behind("post_feedforward_layernorm", down);
             add(&mut x, down);
         }
         let x = x.iter().map(|x| self.norm("model.norm", x)).collect();

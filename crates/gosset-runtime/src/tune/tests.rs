@@ -25,7 +25,7 @@ use crate::rope::Ropes;
 use crate::source::fixture::{TinyFamily, TinyModel};
 use crate::source::open_source;
 use crate::tensor::f32_slice;
-use crate::tests::{MemorySource, numbers, qwen3_like};
+use crate::tests::{MemorySource, gemma3_like, mistral_like, numbers, qwen3_like};
 use crate::weights::SourceWeights;
 
 fn encode(spec: &str, w: &[f32], rows: usize, cols: usize) -> UniSvqMatrix {
@@ -74,9 +74,15 @@ fn sequence(x: &Tensor, y: &Tensor, weights: TokenWeights) -> Sequence {
     Sequence::new(&x, &y, hidden, weights, typical_energy(&y, hidden)).unwrap()
 }
 
-fn sources() -> [(MemorySource, &'static str); 3] {
+fn sources() -> [(MemorySource, &'static str); 5] {
     let tiny = |family| MemorySource::new(&TinyModel::t0(family, 11));
-    [(tiny(TinyFamily::Llama), "unisvq"), (tiny(TinyFamily::Qwen2), "unisvq-d8-full"), (qwen3_like(), "unisvq-d2")]
+    [
+        (tiny(TinyFamily::Llama), "unisvq"),
+        (tiny(TinyFamily::Qwen2), "unisvq-d8-full"),
+        (qwen3_like(), "unisvq-d2"),
+        (mistral_like(), "unisvq"),
+        (gemma3_like(), "unisvq-d2"),
+    ]
 }
 
 /// f32 sums in another order, relative to the norm.
