@@ -9,6 +9,7 @@ mod gpu;
 #[cfg(feature = "gpu")]
 mod gpu_kv;
 mod kv;
+mod larger;
 mod reference;
 mod unisvq;
 
