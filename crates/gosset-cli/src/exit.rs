@@ -181,7 +181,9 @@ fn of_runtime(error: &RuntimeError) -> Exit {
         | RuntimeError::ContextOverflow { .. }
         | RuntimeError::Options { .. } => Exit::Usage,
         RuntimeError::Cancelled => Exit::Interrupted,
-        RuntimeError::DeviceMemory { .. } | RuntimeError::UnsupportedOp { .. } => Exit::Device,
+        RuntimeError::DeviceMemory { .. } | RuntimeError::DeviceModel { .. } | RuntimeError::UnsupportedOp { .. } => {
+            Exit::Device
+        }
         RuntimeError::TensorDevice { .. } | RuntimeError::Candle(_) => Exit::Failure,
         _ => Exit::Model,
     }

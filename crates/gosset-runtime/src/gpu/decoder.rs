@@ -8,6 +8,7 @@ use gosset_cuda::launch::model::{
 use gosset_cuda::{Buffer, CudaError, DevSlice, Gpu, Graph, StreamRef};
 use gosset_kv::{KvShape, KvSpec, Probe};
 
+use super::kernels::check_kernels;
 use super::kv_plan::KvPlan;
 use super::linear::{DenseWeights, DeviceLinear, LoadNotes, Needs, Stack};
 use super::state::{Cache, CacheForm, State, Step, Widths, range};
@@ -18,7 +19,7 @@ use crate::error::RuntimeError;
 use crate::kv::Seen;
 use crate::language_model::Watch;
 use crate::linear::Linear;
-use crate::models::{EMBEDDING, FINAL_NORM, Gate, HEAD};
+use crate::models::{EMBEDDING, FINAL_NORM, HEAD};
 use crate::rope::RopeFrequencies;
 use crate::tensor::f32_slice;
 use crate::weights::{Stored, Weights};
@@ -91,9 +92,7 @@ impl GpuDecoder {
         tied: bool,
         device: &GpuDevice,
     ) -> Result<Self, RuntimeError> {
-        if let Some(reason) = gap(config) {
-            return Err(RuntimeError::DeviceModel { class: config.architecture.class, reason });
-        }
+        check_kernels(config)?;
         let GpuDevice { gpu, options } = device;
         let (shape, widths) = (attention_shape(config, options), widths(config));
         check_memory(config, weights, tied, device, &shape, &widths)?;
@@ -606,15 +605,6 @@ impl GpuDecoder {
         let y = state.logits.as_mut().slice(0..n * self.widths.vocab)?;
         Ok(self.head().forward(&self.gpu, stream, x, false, n, y, &mut state.workspace)?)
     }
-}
-
-/// What a model needs that devices have no kernels for.
-pub(super) fn gap(config: &ModelConfig) -> Option<String> {
-    let architecture = config.architecture;
-    if architecture.gemma_norms || architecture.gate != Gate::Silu {
-        return Some("kernels have neither its norms nor its gate".to_owned());
-    }
-    config.sliding_window.map(|window| format!("kernels have no sliding window, and its layers see {window} positions"))
 }
 
 fn attention_shape(config: &ModelConfig, options: &GpuOptions) -> AttentionShape {

@@ -16,6 +16,7 @@
 //! ```
 
 mod decoder;
+mod kernels;
 mod kv_plan;
 mod kv_state;
 mod ledger;

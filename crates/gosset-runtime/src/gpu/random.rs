@@ -4,7 +4,8 @@ use gosset_codec::{CodecSpec, RotationSpec};
 use gosset_cuda::launch::model::{ROTATED_TILE, random_normal, random_shift, read};
 use gosset_cuda::{Buffer, CudaError, Event, Gpu, Graph, StreamRef};
 
-use super::decoder::{GpuDecoder, Layer, Table, gap};
+use super::decoder::{GpuDecoder, Layer, Table};
+use super::kernels::check_kernels;
 use super::linear::{DenseWeights, DeviceLinear, Stack};
 use super::state::State;
 use super::watcher::Watcher;
@@ -67,9 +68,7 @@ impl RandomModel {
         tied: bool,
         options: &GpuOptions,
     ) -> Result<Self, RuntimeError> {
-        if let Some(reason) = gap(config) {
-            return Err(RuntimeError::DeviceModel { class: config.architecture.class, reason });
-        }
+        check_kernels(config)?;
         let mut seed = 0;
         let mut matrix = |form: &RandomWeights, widths: &[usize], cols: usize| -> Result<Stack, RuntimeError> {
             seed += 1;
