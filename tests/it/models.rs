@@ -76,7 +76,7 @@ fn assert_golden(model: &LanguageModel, golden: &Golden, what: &str) {
     }
     let scored = distance(&logits(model, &golden.tokens), &golden.logits);
     assert!(scored < GOLDEN_TOLERANCE, "{what} scored: {scored:e}");
-    println!("{what}: {:.1e}", worst.max(scored));
+    eprintln!("{what}: {:.1e}", worst.max(scored));
 }
 
 /// A copy of a golden folder with a changed configuration.

@@ -201,7 +201,7 @@ impl Decoder {
         for (i, layer) in self.layers.iter().enumerate() {
             let mut cache = LayerCache::new(layer.shape());
             x = layer.forward_with(&x, |q, k, v| {
-                see(i, &*f32_slice(q)?, &*f32_slice(k)?)?;
+                see(i, &f32_slice(q)?, &f32_slice(k)?)?;
                 layer.attend(q, k, v, &mut cache, &rope)
             })?;
         }
