@@ -115,6 +115,20 @@ fn the_forward_pass_is_that_of_the_runtime() {
 }
 
 #[test]
+fn a_local_layer_has_its_window_and_its_rotation() {
+    let source = gemma3_like();
+    let (config, weights) = (config(&source), SourceWeights::new(&source));
+    let x = hidden(&config, 37, 3);
+    let found = TuneBlock::load(&config, &weights, 0, &HashMap::new()).unwrap().forward(&x, 0).unwrap();
+    let layer = Layer::load(&config, &weights, 0).unwrap();
+    assert!(layer.is_local() && layer.shape().window == Some(16));
+    let rope = Ropes::of(&config).table(0..37);
+    let expected = layer.forward(&x, &mut LayerCache::new(layer.shape()), &rope).unwrap();
+    let off = distance(&f32_slice(&found).unwrap(), &f32_slice(&expected).unwrap());
+    assert!(off < FORWARD_TOLERANCE, "{off:e}");
+}
+
+#[test]
 fn a_last_group_that_columns_do_not_fill_is_that_of_the_decoder() {
     let (rows, cols) = (6, 13);
     for spec in ["unisvq", "unisvq-norht", "unisvq-d8-random"] {
