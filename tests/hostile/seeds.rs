@@ -7,7 +7,7 @@ use std::sync::Arc;
 use gosset_codec::{CodeHeader, MatrixHeader, SchemeHeader};
 use gosset_container::{Container, ContainerKind, ManifestInfo, Writer};
 use gosset_quantize::QuantizeOptions;
-use gosset_runtime::source::fixture::{TinyFamily, TinyModel};
+use gosset_runtime::source::fixture::{GgufWriter, TinyFamily, TinyModel};
 use gosset_tests::t0::{T0, byte_tokenizer};
 
 use crate::entries::{self, SEPARATOR};
@@ -146,6 +146,30 @@ fn checkpoints(seeds: &mut Vec<Seed>) {
 "num_attention_heads":2,"rms_norm_eps":1e-6,"rope_scaling":{"rope_type":"llama3","factor":8.0,"low_freq_factor":1.0,"high_freq_factor":4.0,
 "original_max_position_embeddings":64},"sliding_window":8,"use_sliding_window":true,"max_window_layers":1,"eos_token_id":[1,2],"head_dim":null}"#;
     seeds.push(("config", "scaled".to_owned(), config.into()));
+    for name in ["mistral", "gemma3", "gemma3-seeing"] {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("golden/models").join(name).join("config.json");
+        seeds.push(("config", name.to_owned(), fs::read(path).unwrap()));
+    }
+    // What Gemma 3 has of its own in GGUF: keys, names, and norms that are read less by one.
+    let bytes = |values: &[f32]| values.iter().flat_map(|v| v.to_le_bytes()).collect();
+    let gemma = GgufWriter::new()
+        .str("general.architecture", "gemma3")
+        .u32("gemma3.context_length", 64)
+        .u32("gemma3.embedding_length", 4)
+        .u32("gemma3.block_count", 1)
+        .u32("gemma3.feed_forward_length", 4)
+        .u32("gemma3.attention.head_count", 2)
+        .u32("gemma3.attention.head_count_kv", 1)
+        .u32("gemma3.attention.key_length", 2)
+        .u32("gemma3.attention.value_length", 2)
+        .u32("gemma3.attention.sliding_window", 8)
+        .f32("gemma3.attention.layer_norm_rms_epsilon", 1e-6)
+        .f32("gemma3.final_logit_softcapping", 30.0)
+        .str("gemma3.rope.scaling.type", "linear")
+        .f32("gemma3.rope.scaling.factor", 8.0)
+        .tensor("token_embd.weight", &[3, 4], "F32", bytes(&[0.5; 12]))
+        .tensor("blk.0.post_ffw_norm.weight", &[4], "F32", bytes(&[1.0, 1.5, 0.5, 2.0]));
+    seeds.push(("gguf", "gemma3".to_owned(), gemma.to_bytes()));
 }
 
 /// A page of every codec, and specifications.
