@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use clap::Args;
 
-use crate::{ptx, tables, tidy, workspace::Workspace};
+use crate::{consumer, ptx, tables, tidy, workspace::Workspace};
 
 #[derive(Debug, Args)]
 pub(crate) struct CiArgs {
@@ -47,10 +47,12 @@ pub(crate) fn run(workspace: &Workspace, args: &CiArgs) -> Result<ExitCode> {
         ),
     ];
     steps.push(("aarch64", Box::new(|| check_aarch64(workspace))));
+    steps.push(("consumer", Box::new(|| consumer::check_in_gate(workspace))));
     if !args.no_tests {
         steps.push(("models", Box::new(fetch_models)));
         steps.push(("tests", Box::new(|| tests(workspace, &[]))));
         steps.push(("doctests", Box::new(|| doctests(workspace))));
+        steps.push(("no std", Box::new(|| tests_without_std(workspace))));
         steps.push(("no gpu", Box::new(|| tests_without_gpu(workspace))));
         steps.push(("main job", Box::new(|| xtask(&["eval"]))));
     }
@@ -144,6 +146,14 @@ fn tests(workspace: &Workspace, rest: &[String]) -> Result<()> {
         vec!["test", "--workspace", "--lib", "--bins", "--tests", "--no-fail-fast"]
     };
     args.extend(rest.iter().map(String::as_str));
+    cargo(workspace, &args, &[])
+}
+
+/// The same golden values without the standard library's detection of instruction sets.
+fn tests_without_std(workspace: &Workspace) -> Result<()> {
+    let crates = ["gosset-lattice", "gosset-entropy", "gosset-transform", "gosset-trellis"];
+    let mut args = vec!["test", "--no-default-features", "--lib", "--tests"];
+    crates.iter().for_each(|name| args.extend(["--package", name]));
     cargo(workspace, &args, &[])
 }
 

@@ -10,6 +10,7 @@ mod bench;
 mod bench_kernels;
 mod binary;
 mod ci;
+mod consumer;
 mod cuda_build;
 mod digest;
 mod eval;
@@ -26,6 +27,7 @@ mod plots;
 mod ptx;
 mod rd;
 mod results;
+mod semver;
 mod tables;
 mod tidy;
 mod workspace;
@@ -64,6 +66,10 @@ enum Verb {
     Ci(ci::CiArgs),
     /// The tests alone: every package, then the doctests.
     Test(ci::TestArgs),
+    /// Our packages as strangers get them, in a project of theirs: with our lock file, lowest and newest versions; every week.
+    Consumer(consumer::ConsumerArgs),
+    /// Public interfaces compared with those of the last release.
+    Semver(semver::SemverArgs),
     /// Memory of quantizing a generated model of 1 GiB under a limit, and of running it, layer by layer.
     Memory(memory::MemoryArgs),
     /// The CPU benchmarks; results go to docs/results.
@@ -86,6 +92,8 @@ fn main() -> ExitCode {
         Verb::Tidy => tidy::run(&workspace),
         Verb::Ci(args) => ci::run(&workspace, &args),
         Verb::Test(args) => ci::run_tests(&workspace, &args),
+        Verb::Consumer(args) => consumer::run(&workspace, &args),
+        Verb::Semver(args) => semver::run(&workspace, &args),
         Verb::Memory(args) => memory::run(&workspace, &args),
         Verb::Bench(args) => bench::run(&workspace, &args),
         Verb::BenchKernels(args) => bench_kernels::run(&workspace, &args),

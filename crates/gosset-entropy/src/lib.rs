@@ -29,7 +29,7 @@
 //! assert_eq!(decoded, symbols);
 //! # Ok::<(), gosset_entropy::EntropyError>(())
 //! ```
-#![cfg_attr(not(feature = "std"), no_std)]
+#![cfg_attr(not(any(test, feature = "std")), no_std)]
 #![forbid(unsafe_code)]
 
 extern crate alloc;

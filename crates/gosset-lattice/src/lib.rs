@@ -25,7 +25,7 @@
 //! assert_eq!(symbols, [0, 0, 2, 0, 0, 0, 0, 2]);
 //! assert_eq!(E8::unstrip(symbols), y);
 //! ```
-#![cfg_attr(not(feature = "std"), no_std)]
+#![cfg_attr(not(any(test, feature = "std")), no_std)]
 #![forbid(unsafe_code)]
 
 mod a2;

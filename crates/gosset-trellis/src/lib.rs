@@ -7,7 +7,7 @@
 //!
 //! The crate knows neither containers nor matrices: it turns rows of numbers of unit variance into words and back. Words
 //! are untrusted when they are decoded: any word gives numbers, a wrong length gives a [`TrellisError`].
-#![cfg_attr(not(feature = "std"), no_std)]
+#![cfg_attr(not(any(test, feature = "std")), no_std)]
 
 extern crate alloc;
 

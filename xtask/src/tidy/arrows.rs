@@ -174,7 +174,7 @@ fn guest_fault(from: &str, guest: &str) -> Option<String> {
 }
 
 /// Resolved dependencies without development ones.
-fn edges(metadata: &Metadata) -> HashMap<&PackageId, Vec<&PackageId>> {
+pub(super) fn edges(metadata: &Metadata) -> HashMap<&PackageId, Vec<&PackageId>> {
     let nodes = metadata.resolve.iter().flat_map(|resolve| &resolve.nodes);
     nodes
         .map(|node| {
@@ -188,7 +188,10 @@ fn edges(metadata: &Metadata) -> HashMap<&PackageId, Vec<&PackageId>> {
         .collect()
 }
 
-fn reach<'a>(edges: &HashMap<&'a PackageId, Vec<&'a PackageId>>, from: &'a PackageId) -> HashSet<&'a PackageId> {
+pub(super) fn reach<'a>(
+    edges: &HashMap<&'a PackageId, Vec<&'a PackageId>>,
+    from: &'a PackageId,
+) -> HashSet<&'a PackageId> {
     let mut reached = HashSet::new();
     let mut open = vec![from];
     while let Some(id) = open.pop() {

@@ -13,10 +13,13 @@ use crate::workspace::Workspace;
 
 mod arrows;
 mod files;
+mod published;
 mod source;
 mod tree;
 mod unsafe_code;
 mod versions;
+
+pub(crate) use versions::ONCE;
 
 /// One broken rule: where, and what was expected and found.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -60,6 +63,7 @@ pub(crate) fn check(workspace: &Workspace) -> Result<()> {
     let files = tree::text_files(workspace.root())?;
     let mut findings = arrows::check(&metadata);
     findings.extend(versions::check(&metadata));
+    findings.extend(published::check(&metadata, &files));
     findings.extend(files::check(&files));
     findings.extend(unsafe_code::check(&files));
     findings.sort();

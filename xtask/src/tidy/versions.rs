@@ -5,7 +5,7 @@ use cargo_metadata::Metadata;
 use super::Finding;
 
 /// Two versions of one of these would give two types of one name.
-const ONCE: &[&str] = &["candle-core", "candle-nn", "cudarc", "half", "safetensors"];
+pub(crate) const ONCE: &[&str] = &["candle-core", "candle-nn", "cudarc", "half", "safetensors"];
 
 pub(super) fn check(metadata: &Metadata) -> Vec<Finding> {
     let packages: Vec<(&str, String)> =
