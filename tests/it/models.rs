@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use gosset_container::Container;
+use gosset_kv::KvSpec;
 use gosset_quantize::{FloatDtype, ModelSource, SafetensorsSource, Silent, dequantize};
 use gosset_runtime::source::open_source;
 use gosset_runtime::{KvCache, LanguageModel, LoadOptions, RuntimeError};
@@ -265,9 +266,11 @@ fn f07_compressed_caches_see_what_windows_show() {
         let tokens: Vec<u32> = golden.tokens.iter().cycle().take(230).copied().collect();
         let expected = continued(&model, &mut model.new_cache(), &tokens, 230);
         // Beside f16 and f32 the bounds are those of a code at 8 bits on random weights, which exaggerate.
-        for (spec, bound) in [("f32", OWN_TOLERANCE), ("f16", 5e-3), ("e8@8,frame=none", 0.15)] {
+        for (spec, bound) in [("f32", OWN_TOLERANCE), ("f16", 5e-3), ("e8@8,frame=none", 0.15), ("e8@8", 0.15)] {
+            let spec: KvSpec = spec.parse().unwrap();
+            let probe = spec.wants_probe().then(|| model.kv_probe_on(&[&tokens]).unwrap());
             for chunk in [1, 50, 230] {
-                let mut cache = model.new_kv_cache(&spec.parse().unwrap(), None).unwrap();
+                let mut cache = model.new_kv_cache(&spec, probe.as_ref()).unwrap();
                 let off = distance(&continued(&model, &mut cache, &tokens, chunk), &expected);
                 assert!(off < bound, "{name}, {spec} in chunks of {chunk}: {off:e}");
                 cache.rewind(218).unwrap();
