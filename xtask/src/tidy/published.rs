@@ -31,8 +31,15 @@ pub(super) fn check(metadata: &Metadata, files: &[RepoFile]) -> Vec<Finding> {
     let packages = metadata.workspace_packages();
     let mut findings = Vec::new();
     for package in packages.iter().filter(|package| package.publish.is_none()) {
-        let faults = faults(package, &texts, candle_version(metadata));
+        let faults = faults(package, &texts, minor_version(metadata, "candle-core"));
         findings.extend(faults.into_iter().map(|what| Finding::new(&package.name, what)));
+    }
+    let readme = texts.get("README.md").copied().unwrap_or_default();
+    for name in ["candle-core", "cudarc"] {
+        let row = format!("| {name} | {}, from ", minor_version(metadata, name));
+        if !readme.contains(&row) {
+            findings.push(Finding::new("README.md", format!("supported versions: expected {row:?}")));
+        }
     }
     let edges = arrows::edges(metadata);
     for package in packages.iter().filter(|package| CORE.contains(&package.name.as_str())) {
@@ -44,9 +51,10 @@ pub(super) fn check(metadata: &Metadata, files: &[RepoFile]) -> Vec<Finding> {
     findings
 }
 
-fn candle_version(metadata: &Metadata) -> String {
-    let candle = metadata.packages.iter().find(|package| package.name.as_str() == "candle-core");
-    candle.map(|package| format!("{}.{}", package.version.major, package.version.minor)).unwrap_or_default()
+/// Major and minor version of a package of the tree.
+fn minor_version(metadata: &Metadata, name: &str) -> String {
+    let found = metadata.packages.iter().find(|package| package.name.as_str() == name);
+    found.map(|package| format!("{}.{}", package.version.major, package.version.minor)).unwrap_or_default()
 }
 
 /// What is missing before `package` can be published.
