@@ -11,7 +11,7 @@
 //! - [`Histogram`]: empirical entropies, the yardstick of any code.
 //!
 //! Decoders are for untrusted bits: any input gives values or an [`EntropyError`], never a panic, and nothing is allocated
-//! by a claimed size. The crate is `no_std` with `alloc` and contains no `unsafe`.
+//! by a claimed size. The crate is `no_std` with `alloc` and contains no `unsafe`; bits are the same with and without the feature `std`.
 //!
 //! ```
 //! use gosset_entropy::{BitWriter, rice};

@@ -14,7 +14,8 @@
 //! | [`E8`] | 2·E8: coordinates of one parity with sum ≡ 0 (mod 4)              | 256         | 929/3240          |
 //!
 //! The crate is `no_std`, allocates nothing and contains no `unsafe`. All results are the same on every machine: the
-//! arithmetic is IEEE single and double precision without fused operations, and `libm` serves the transcendentals.
+//! arithmetic is IEEE single and double precision without fused operations, and `libm` serves the transcendentals. The feature `std`
+//! changes nothing.
 //!
 //! ```
 //! use gosset_lattice::{BitStrip, E8, Lattice};

@@ -7,6 +7,8 @@
 //!
 //! The crate knows neither containers nor matrices: it turns rows of numbers of unit variance into words and back. Words
 //! are untrusted when they are decoded: any word gives numbers, a wrong length gives a [`TrellisError`].
+//!
+//! `no_std` with `alloc`. The `std` feature (default) finds vector instructions at run time; words and values are the same bits without.
 #![cfg_attr(not(any(test, feature = "std")), no_std)]
 
 extern crate alloc;
