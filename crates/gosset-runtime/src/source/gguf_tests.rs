@@ -259,6 +259,7 @@ fn hostile_headers_are_refused_by_name() {
         bytes[at..at + with.len()].copy_from_slice(with);
         bytes
     };
+    // Case I04: written on the other kind of machine, or for one.
     refuse(patch(4, &[0, 0, 0, 3]), "big-endian");
     refuse(patch(0, b"FUGG"), "big-endian");
     refuse(patch(0, b"lmgg"), "before GGUF");

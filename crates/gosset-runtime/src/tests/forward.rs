@@ -95,6 +95,48 @@ fn f04_any_split_of_a_prompt_gives_the_logits_of_one_chunk() {
     }
 }
 
+/// Case E05: a text scored in chunks of any length, or beside other texts, has the likelihood of the text alone, within 1e-5.
+#[test]
+fn e05_chunks_and_company_leave_the_likelihood_as_it_is() {
+    for (what, source) in models() {
+        let model = load(&source).unwrap();
+        let tokens = ids(100, 260, 14);
+        let nll = |row: &[f32], next: u32| {
+            let largest = row.iter().fold(f64::MIN, |m, v| m.max(f64::from(*v)));
+            let sum: f64 = row.iter().map(|v| (f64::from(*v) - largest).exp()).sum();
+            sum.ln() + largest - f64::from(row[next as usize])
+        };
+        let total = |rows: &[Vec<f32>]| rows.iter().zip(&tokens[1..]).map(|(row, next)| nll(row, *next)).sum::<f64>();
+        let alone = total(&logits(&model, &tokens));
+        let near = |found: f64, how: &str| {
+            assert!((found - alone).abs() <= 1e-5 * alone, "{what}, {how}: {found} for {alone}");
+        };
+        for chunk in [1, 17, 512] {
+            let (mut cache, mut rows) = (model.new_cache(), Vec::new());
+            for part in tokens.chunks(chunk) {
+                let hidden = model.forward(part, &mut cache).unwrap();
+                rows.extend(model.logits(&hidden).unwrap().to_vec2::<f32>().unwrap());
+            }
+            near(total(&rows), &format!("chunks of {chunk}"));
+        }
+        for company in [1, 2, 7] {
+            let others: Vec<Vec<u32>> = (0..company).map(|i| ids(30 + 9 * i, 260, 15 + i as u32)).collect();
+            let branch = |tokens| TokenBranch { tokens, n_scored: 99 };
+            let beside = others.iter().map(|t| TokenBranch { tokens: t, n_scored: 1 });
+            let tree = TokenTree { prefix: &[], branches: beside.chain([branch(&tokens)]).collect() };
+            let mut found = 0.0;
+            model
+                .score_trees(&[tree], &mut |at, row| {
+                    if at.branch == company {
+                        found += nll(row, tokens[at.index + 1]);
+                    }
+                })
+                .unwrap();
+            near(found, &format!("{company} beside"));
+        }
+    }
+}
+
 #[test]
 fn f06_clones_are_independent_and_truncation_forgets() {
     let model = load(&MemorySource::new(&TinyModel::t0(TinyFamily::Llama, 6))).unwrap();
