@@ -60,27 +60,19 @@ __device__ __forceinline__ void attend(const KvExactAttendParams& p) {
     Sums<DIM, C> sums;
     sums.clear();
     for (unsigned item = begin; item < end; item += WARPS) {
-        float d[2][4] = {}, s[4][2];
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-#pragma unroll
-            for (int n = 0; n < DIM / 32; ++n) {
-                const uint4 x = k[2 * i][n], y = k[2 * i + 1][n];
-                const uint32_t one[4] = {x.x, y.x, x.y, y.y}, two[4] = {x.z, y.z, x.w, y.w};
-                Type<C>::mma(d[i], one, q.b[2 * n][0], q.b[2 * n][1]);
-                Type<C>::mma(d[i], two, q.b[2 * n + 1][0], q.b[2 * n + 1][1]);
-            }
-        }
+        float d[2][4] = {}, s[2][2];
+        exact_scores<DIM, C>(d, k, q);
         const bool more = item + WARPS < end;
         if (more) load_keys(item + WARPS);
-        Sums<DIM, C>::scores(s, d, q.factor);
+        Sums<DIM, C>::scores(s, d, lane);
 #pragma unroll
-        for (int r = 0; r < 4; ++r) {
-            if (item * kChunk + 4 * g + r >= length) s[r][0] = s[r][1] = kNegative;
+        for (int r = 0; r < 2; ++r) {
+#pragma unroll
+            for (int c = 0; c < 2; ++c) s[r][c] = item * kChunk + 4 * g + (t & 2) + r < length ? s[r][c] * q.factor[c] : kNegative;
         }
-        uint32_t w[4];
-        const float log[4] = {};
-        sums.weights(w, s, log, lane);
+        const float log[2] = {}, one[2] = {1.0f, 1.0f};
+        uint32_t w[2];
+        sums.weights(w, s, log, one, lane);
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             uint32_t b[4];

@@ -10,12 +10,16 @@
 // 4 g and 4 g + 1 are those turns, columns 0 to 3 of B are heads at p0, 4 to 7 at p0 + 2.
 // Values of pages: signs, a Walsh-Hadamard transform, a scale. Sums over pages stay in that frame and apart from those over exact rows until the end.
 //
-// Two kernels. kv_shift_query: one warp per head rotates queries, makes w, and appends the newest key and value. Grid heads + 2 * kv_heads, block 32.
+// Two kernels. kv_shift_query: one warp per head rotates queries, makes w, and operands of the queries times the factors, rounded to halves and what that
+// lost; and it appends the newest key and value. All that is older than its predecessor is there before it waits. Grid heads + 2 * kv_heads, block 32.
+// queries: [heads, DIM] rotated; [heads, DIM] w over a power of two; [heads, 2, 4, DIM / 8] operands, rounded and lost, by lane t; [heads] the power of w and
+// [heads] that of operands, both times what scores are multiplied by.
 //
-// kv_shift_attend: grid (splits <= 64, kv_heads * blocks of 4 heads). A unit is a page, or 32 exact rows; a block has a span of units, its warps take them in
-// turn, 32 positions at a time. A warp owns `stages` slots for keys and as many for values, and copies ahead while it decodes. Blocks of one head block meet
-// at a counter; the last one adds up and transforms back. Shared memory, dynamic: 1024 + the table (128 KiB: at the absolute address 1024, so that a look-up
-// needs no addition) + 13 KiB at most + slots. Programmatic launch: table, patterns and the first copies are there before the kernel waits for the first one.
+// kv_shift_attend: grid (splits <= 64, kv_heads * blocks of 4 heads). An item is half a page, or 32 exact rows; a block has a span of items, of which each of
+// its warps has a span as even as can be: a warp that has one more than the others is what all wait for. A warp owns a slot for keys and one for values, and
+// copies the next keys while it decodes values, and so on. Blocks of one head block meet at a counter; the last one adds up and transforms back. Shared
+// memory, dynamic: 1024 + the table (128 KiB: at the absolute address 1024, so that a look-up needs no addition) + 16 KiB at most + slots. Programmatic launch:
+// table, places of sets and the first copies are there before the kernel waits for the first one. Registers are what is short: 128 for 16 warps.
 //
 // Defines: KV_DIM (64, 128). Caller: gosset-cuda/src/launch/kv.rs.
 
@@ -29,58 +33,79 @@ namespace {
 using namespace kv;
 
 #ifndef KV_WARPS
-#define KV_WARPS 12
+#define KV_WARPS 16
 #endif
-constexpr int DIM = KV_DIM, kWarps = KV_WARPS, kThreads = 32 * kWarps, kHalf = DIM / 2;
+constexpr int DIM = KV_DIM, kWarps = KV_WARPS, kThreads = 32 * kWarps, kHalf = DIM / 2, kPairs = kHalf / 32, kOperand = DIM / 8;
 
 // Shared memory between the table and the slots.
 struct Shared {
-    float q[kHeads][DIM];         // Rotated queries; at the end `out` of join begins here.
-    float mean[kHeads][DIM + 4];  // w by pair, over a power of two; heads on other banks.
-    uint4 turns[32][DIM / 8];     // Halves: cosines and sines of position 4 (j / 2) + j % 2; odd j / 2 with columns 4 to 7 first, and so on.
+    float q[kHeads][DIM];             // Rotated queries, where a block has exact rows; at the end `out` of join begins here.
+    float mean[2 * kHeads][DIM + 4];  // w by pair, over a power of two, then w conj(turn(2)); heads on other banks.
+    uint4 turns[32][DIM / 8];         // Halves: cosines and sines of position 4 (j / 2) + j % 2; odd j / 2 with columns 4 to 7 first, and so on.
+    uint4 key_sets[DIM / 32][4], value_sets[DIM / 64][8];  // Set 4 s + t, set 8 s + g.
     float references[2][kWarps][kHeads], weights[kWarps][kHeads];
-    float mean_factor[kHeads], key_factors[kHalf];
 };
 static_assert(sizeof(Shared) % 16 == 0 && sizeof(float) * 2 * kHeads * DIM <= sizeof(Shared::q) + sizeof(Shared::mean));
 static_assert(sizeof(Shared::turns) >= sizeof(float) * kHeads * 64);
 
-// One head of queries, by one warp: rotated, and w by pair over a power of two, then that power.
-__device__ __forceinline__ void make_query(const KvShiftStepParams& p, unsigned head, unsigned position, unsigned lane) {
-    constexpr int kPairs = kHalf / 32;
-    const unsigned kv_head = head / (p.heads / p.kv_heads);
-    float a[kPairs], b[kPairs], re[kPairs], im[kPairs], most = 0.0f;
-    rotate_head<kPairs>(p, p.x_q + head * DIM, p.bias ? p.bias + head * DIM : nullptr, p.q_norm, true, position, a, b);
-    float* const q = p.queries + head * DIM;
-    float* const mean = p.queries + p.heads * DIM + head * DIM;
-#pragma unroll
-    for (int j = 0; j < kPairs; ++j) {
-        const unsigned i = lane + 32 * j, i0 = pair_first(p, i), i1 = pair_second(p, i);
-        q[i0] = a[j];
-        q[i1] = b[j];
-        re[j] = im[j] = 0.0f;
-        if (p.key_means != nullptr) {
-            const float m0 = p.key_means[kv_head * DIM + i0], m1 = p.key_means[kv_head * DIM + i1];
-            re[j] = a[j] * m0 + b[j] * m1;
-            im[j] = b[j] * m0 - a[j] * m1;
-        }
-        most = fmaxf(most, fmaxf(fabsf(re[j]), fabsf(im[j])));
-    }
+// The power of two that is next below the largest of a warp's numbers, as bits of an exponent whose inverse is normal too.
+__device__ __forceinline__ unsigned exponent_of(float most) {
 #pragma unroll
     for (int m = 16; m > 0; m >>= 1) most = fmaxf(most, __shfl_xor_sync(kAll, most, m));
-    const unsigned exponent = min(max(__float_as_uint(most) >> 23 & 255, 1u), 253u);
-    const float up = __uint_as_float((254 - exponent) << 23);
+    return min(max(__float_as_uint(most) >> 23 & 255, 1u), 253u);
+}
+
+// One head of queries, by one warp.
+__device__ __forceinline__ void make_query(const KvShiftStepParams& p, unsigned head, unsigned position, unsigned lane) {
+    const unsigned kv_head = head / (p.heads / p.kv_heads);
+    float factor[kPairs], mean[kPairs][2], a[kPairs], b[kPairs], re[kPairs], im[kPairs], most = 0.0f, most_w = 0.0f;
 #pragma unroll
-    for (int j = 0; j < kPairs; ++j) *reinterpret_cast<float2*>(mean + 2 * (lane + 32 * j)) = make_float2(re[j] * up, im[j] * up);
-    if (lane == 0) p.queries[2 * p.heads * DIM + head] = __uint_as_float(exponent << 23) * p.scale * kLog2E;
+    for (int j = 0; j < kPairs; ++j) {
+        const unsigned i = lane + 32 * j;
+        factor[j] = __ldg(p.key_factors + kv_head * kHalf + i);
+        mean[j][0] = p.key_means ? __ldg(p.key_means + kv_head * DIM + pair_first(p, i)) : 0.0f;
+        mean[j][1] = p.key_means ? __ldg(p.key_means + kv_head * DIM + pair_second(p, i)) : 0.0f;
+    }
+    const HeadTurns<kPairs> turns(p, position);
+    wait_for_predecessor();
+    rotate_head<kPairs>(p, p.x_q + head * DIM, p.bias ? p.bias + head * DIM : nullptr, p.q_norm, &turns, a, b);
+    float* const q = p.queries + head * DIM;
+#pragma unroll
+    for (int j = 0; j < kPairs; ++j) {
+        q[pair_first(p, lane + 32 * j)] = a[j];
+        q[pair_second(p, lane + 32 * j)] = b[j];
+        re[j] = a[j] * mean[j][0] + b[j] * mean[j][1];
+        im[j] = b[j] * mean[j][0] - a[j] * mean[j][1];
+        most_w = fmaxf(most_w, fmaxf(fabsf(re[j]), fabsf(im[j])));
+        a[j] *= factor[j], b[j] *= factor[j];
+        most = fmaxf(most, fmaxf(fabsf(a[j]), fabsf(b[j])));
+    }
+    const unsigned exponent = exponent_of(most), exponent_w = exponent_of(most_w);
+    const float up = __uint_as_float((254 - exponent) << 23), up_w = __uint_as_float((254 - exponent_w) << 23);
+    float* const factors = p.queries + 3 * p.heads * DIM;
+#pragma unroll
+    for (int j = 0; j < kPairs; ++j) {
+        const unsigned i = lane + 32 * j;
+        *reinterpret_cast<float2*>(q + p.heads * DIM + 2 * i) = make_float2(re[j] * up_w, im[j] * up_w);
+        const float x = a[j] * up, y = b[j] * up;
+        uint32_t* const to = reinterpret_cast<uint32_t*>(p.queries + 2 * p.heads * DIM) + (8 * head + i / 4 % 4) * kOperand + 4 * (i / 16) + i % 4;
+        to[0] = Type<__half>::two(x, y);
+        to[4 * kOperand] = Type<__half>::two(x - Type<__half>::round(x), y - Type<__half>::round(y));
+    }
+    if (lane == 0) {
+        factors[head] = __uint_as_float(exponent_w << 23) * p.scale * kLog2E;
+        factors[p.heads + head] = __uint_as_float(exponent << 23) * p.scale * kLog2E;
+    }
 }
 
 // The newest key or value, by one warp, to its exact row.
 __device__ __forceinline__ void append(const KvShiftStepParams& p, bool is_value, unsigned kv_head, unsigned position, unsigned lane) {
-    constexpr int kPairs = kHalf / 32;
     float a[kPairs], b[kPairs];
     const unsigned head = p.heads + (is_value ? p.kv_heads : 0) + kv_head;
-    rotate_head<kPairs>(
-        p, (is_value ? p.x_v : p.x_k) + kv_head * DIM, p.bias ? p.bias + head * DIM : nullptr, is_value ? nullptr : p.k_norm, !is_value, position, a, b);
+    const HeadTurns<kPairs> turns(p, position);
+    wait_for_predecessor();
+    rotate_head<kPairs>(p, (is_value ? p.x_v : p.x_k) + kv_head * DIM, p.bias ? p.bias + head * DIM : nullptr, is_value ? nullptr : p.k_norm,
+                        is_value ? nullptr : &turns, a, b);
     __half* to = position < p.sinks ? (is_value ? p.sink_values : p.sink_keys) + (static_cast<size_t>(kv_head) * p.sinks + position) * DIM
                                     : (is_value ? p.tail_values : p.tail_keys) + (static_cast<size_t>(kv_head) * p.tail + position % p.tail) * DIM;
 #pragma unroll
@@ -90,12 +115,14 @@ __device__ __forceinline__ void append(const KvShiftStepParams& p, bool is_value
     }
 }
 
+// Keeps the compiler from making an address anew wherever it is used.
+__device__ __forceinline__ void in_register(uint32_t& x) { asm volatile("" : "+r"(x)); }
+
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(32) kv_shift_query(const __grid_constant__ KvShiftStepParams p) {
     let_successor_start();
     const unsigned position = *p.position;
-    wait_for_predecessor();
     if (blockIdx.x < p.heads) {
         make_query(p, blockIdx.x, position, threadIdx.x);
     } else {
@@ -108,79 +135,69 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kv_shift_attend(const 
     extern __shared__ uint8_t dynamic[];
     uint8_t* const table = shared_from_table(dynamic);
     Shared& shared = *reinterpret_cast<Shared*>(table + kTableBytes);
-    const unsigned tid = threadIdx.x, lane = tid & 31, warp = tid >> 5, g = lane >> 2, t = lane & 3;
+    const unsigned tid = threadIdx.x, lane = tid & 31, warp = __shfl_sync(kAll, tid >> 5, 0), g = lane >> 2, t = lane & 3;
     const Strings ks(p.key_bits), vs(p.value_bits);
-
     const unsigned group = p.heads / p.kv_heads, blocks = (group + kHeads - 1) / kHeads;
     const unsigned kv_head = blockIdx.y / blocks, first = blockIdx.y % blocks * kHeads;
     const unsigned n_heads = min(kHeads, group - first), head0 = kv_head * group + first;
 
-    TablePart<kThreads> part;
-    part.load(p.table);
-    Ends key_ends[DIM / 32], value_ends[DIM / 64];
-#pragma unroll
-    for (int s = 0; s < DIM / 32; ++s) key_ends[s].load(p.key_ends + kv_head * kHalf + 4 * (4 * s + t));
-#pragma unroll
-    for (int s = 0; s < DIM / 64; ++s) value_ends[s].load(p.value_ends + 4 * (8 * s + g));
-    const float factor = tid < kHalf ? __ldg(p.key_factors + kv_head * kHalf + tid) : 0.0f;
-
     // The position is older than the predecessor, and so are all keys and values but the newest.
     const unsigned position = *p.position, behind = p.sinks + p.window;
-    const unsigned pages = min(p.pages, position > behind ? (position - behind) / kPageRows : 0);
+    const unsigned pages = min(p.pages, position > behind ? (position - behind) / kPageRows : 0), sealed = 2 * pages;
     const unsigned exact = position + 1 - kPageRows * pages, sinks = min(p.sinks, position + 1);
-    const unsigned units = pages + (exact + kChunk - 1) / kChunk;
-    const unsigned span = max(p.min_span, (units + gridDim.x - 1) / gridDim.x), active = (units + span - 1) / span;
+    const unsigned items = sealed + (exact + kChunk - 1) / kChunk;
+    const unsigned span = max(p.min_span, (items + gridDim.x - 1) / gridDim.x), active = (items + span - 1) / span;
     if (blockIdx.x >= active) return;
-    const unsigned block_begin = blockIdx.x * span, block_end = min(units, block_begin + span);
-    const unsigned begin = block_begin + warp, sealed_end = min(block_end, pages);
-    const bool has_sealed = block_begin < pages, has_exact = block_end > pages;
+    const unsigned block_begin = blockIdx.x * span, block_end = min(items, block_begin + span);
+    const unsigned each = (block_end - block_begin) / kWarps, more = (block_end - block_begin) % kWarps;
+    const unsigned begin = block_begin + warp * each + min(warp, more), end = begin + each + (warp < more), sealed_end = min(end, sealed);
+    const bool has_sealed = block_begin < sealed, has_exact = block_end > sealed, has_means = p.key_means != nullptr;
 
+    TablePart<kThreads> part;
+    part.load(p.table);
     const uint8_t* keys = p.key_pages + static_cast<size_t>(kv_head) * p.pages * ks.page_bytes;
     const uint8_t* values = p.value_pages + static_cast<size_t>(kv_head) * p.pages * vs.page_bytes;
-    const unsigned key_slot = kSlotHead + (ks.words + 2) * (4 * kKeyStride), value_slot = kSlotHead + (vs.words + 2) * (4 * kValueStride);
-    const unsigned slot_bytes = max(p.stages * (key_slot + value_slot), static_cast<unsigned>(kHeads * DIM * sizeof(float)));
+    const unsigned key_slot = slot_bytes(ks), value_slot = slot_bytes(vs);
+    const unsigned own_bytes = max(key_slot + value_slot + 4 * DIM, static_cast<unsigned>(kHeads * DIM * sizeof(float)));
     uint8_t* const all_slots = table + kTableBytes + sizeof(Shared);
-    uint8_t* const mine = all_slots + warp * slot_bytes;
-    const uint32_t slots = static_cast<uint32_t>(__cvta_generic_to_shared(mine)), value_slots = p.stages * key_slot;
-    auto load_keys = [&](unsigned item, unsigned stage) {
-        if (item < 2 * sealed_end) load_slot<kKeyStride>(slots + stage * key_slot, keys, ks, item, lane);
-        gosset::commit_copies();
-    };
-    auto load_values = [&](unsigned item, unsigned stage) {
-        if (item < 2 * sealed_end) load_slot<kValueStride>(slots + value_slots + stage * value_slot, values, vs, item, lane);
-        gosset::commit_copies();
-    };
-    for (unsigned s = 0; s < p.stages; ++s) {
-        load_keys(2 * begin + s, s);
-        load_values(2 * begin + s, s);
-    }
-    // The oldest copies: all but those of `2 * stages - 1` newer halves of slots.
-    auto wait = [&] {
-        if (p.stages == 1) {
-            asm volatile("cp.async.wait_group 1;" ::: "memory");
-        } else {
-            asm volatile("cp.async.wait_group 3;" ::: "memory");
+    uint8_t* const mine = all_slots + warp * own_bytes;
+    // Behind the slots, turns of the first position of a page.
+    const float4* const page_turns = reinterpret_cast<const float4*>(mine + key_slot + value_slot);
+    const uint32_t turns_at = static_cast<uint32_t>(__cvta_generic_to_shared(page_turns));
+    uint32_t keys_at = static_cast<uint32_t>(__cvta_generic_to_shared(mine)), values_at = keys_at + key_slot;
+    uint32_t keys_to = first_piece<false>(keys_at, lane), values_to = first_piece<true>(values_at, lane);
+    in_register(keys_at), in_register(values_at), in_register(keys_to), in_register(values_to);
+    constexpr unsigned kMostWords = 10 * kHalf / 32;
+    auto load_keys = [&](unsigned item) {
+        if (item < sealed_end) {
+            load_slot<false, kMostWords>(keys_at, keys_to, keys, ks, item, lane);
+            if (has_means && (item % 2 == 0 || item == begin) && lane < DIM / 4) {
+                const float* from = reinterpret_cast<const float*>(p.rotations + static_cast<size_t>(p.sinks + kPageRows * (item / 2)) * kHalf);
+                gosset::copy_16(turns_at + 16 * lane, reinterpret_cast<const uint4*>(from) + lane);
+            }
         }
+        gosset::commit_copies();
+    };
+    auto load_values = [&](unsigned item) {
+        if (item < sealed_end) load_slot<true, kMostWords>(values_at, values_to, values, vs, item, lane);
+        gosset::commit_copies();
+    };
+    load_keys(begin);
+    load_values(begin);
+    auto wait = [&] {
+        asm volatile("cp.async.wait_group 1;" ::: "memory");
         __syncwarp();
     };
-    // The half page that comes `stages` later.
-    auto later = [&](unsigned item) { return item + (p.stages == 2 ? 2 * kWarps : item % 2 == 0 ? 1 : 2 * kWarps - 1); };
-    Set<kKeyStride> key_sets[DIM / 32];
-    Set<kValueStride> value_sets[DIM / 64];
-    uint32_t fits = 0;
-#pragma unroll
-    for (int s = 0; s < DIM / 32; ++s) fits |= key_ends[s].fit(p.state_bits) << s;
-#pragma unroll
-    for (int s = 0; s < DIM / 64; ++s) fits |= value_ends[s].fit(p.state_bits) << (8 + s);
-    fits = __reduce_and_sync(kAll, fits);
-#pragma unroll
-    for (int s = 0; s < DIM / 32; ++s) key_sets[s].set(key_ends[s], 16 * g, fits >> s & 1);
-#pragma unroll
-    for (int s = 0; s < DIM / 64; ++s) value_sets[s].set(value_ends[s], 16 * t, fits >> (8 + s) & 1);
+    float4 turn2 = make_float4(1.0f, 0.0f, 1.0f, 0.0f);
     if (has_sealed) {
+        if (has_means && tid < kHeads * (DIM / 4)) turn2 = __ldg(reinterpret_cast<const float4*>(p.rotations + 2 * kHalf) + tid % (DIM / 4));
+        if (tid < DIM / 8) {
+            shared.key_sets[tid / 4][tid % 4] = place_of<false>(p.key_ends + kv_head * kHalf + 4 * tid);
+        } else if (tid >= 32 && tid < 32 + DIM / 8) {
+            shared.value_sets[(tid - 32) / 8][tid % 8] = place_of<true>(p.value_ends + 4 * (tid - 32));
+        }
         part.store(table);
-        if (tid < kHalf) shared.key_factors[tid] = factor;
-        if (p.key_means != nullptr) {
+        if (has_means) {
             for (unsigned i = tid; i < 32 * (DIM / 8); i += kThreads) {
                 const unsigned j = i / (DIM / 8), c = i % (DIM / 8);
                 const float4* from = reinterpret_cast<const float4*>(p.rotations + (4 * (j / 2) + j % 2) * kHalf + 4 * c);
@@ -192,45 +209,59 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kv_shift_attend(const 
 
     wait_for_predecessor();
     let_successor_start();
-    for (unsigned i = tid; i < 2 * kHeads * (DIM / 4); i += kThreads) {
-        const unsigned head = i / (DIM / 4) % kHeads, c = i % (DIM / 4);
-        const bool is_mean = i >= kHeads * (DIM / 4);
-        float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        if (head < n_heads) x = *(reinterpret_cast<const float4*>(p.queries + (is_mean ? p.heads * DIM : 0) + (head0 + head) * DIM) + c);
-        *(reinterpret_cast<float4*>(is_mean ? shared.mean[head] : shared.q[head]) + c) = x;
+    const float* const factors = p.queries + 3 * p.heads * DIM;
+    uint32_t q[DIM / 32][4];
+    float key_factor[2], mean_factor[2];
+    {
+        const bool in = (g & 3) < n_heads;
+        const uint4* from = reinterpret_cast<const uint4*>(p.queries + 2 * p.heads * DIM) + (((head0 + (g & 3)) * 2 + (g >> 2)) * 4 + t) * (kOperand / 4);
+#pragma unroll
+        for (int s = 0; s < DIM / 32; ++s) {
+            const uint4 x = in ? from[s] : make_uint4(0, 0, 0, 0);
+            q[s][0] = x.x, q[s][1] = x.y, q[s][2] = x.z, q[s][3] = x.w;
+        }
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+            const unsigned h = 2 * (t & 1) + c;
+            mean_factor[c] = h < n_heads ? factors[head0 + h] : 0.0f;
+            key_factor[c] = h < n_heads ? factors[p.heads + head0 + h] : 0.0f;
+        }
     }
-    if (tid < kHeads) shared.mean_factor[tid] = tid < n_heads ? p.queries[2 * p.heads * DIM + head0 + tid] : 0.0f;
+    if (tid < kHeads * (DIM / 4)) {
+        const unsigned head = tid / (DIM / 4), c = tid % (DIM / 4);
+        float4 w = make_float4(0.0f, 0.0f, 0.0f, 0.0f), x = w;
+        if (head < n_heads) {
+            if (has_means) w = *(reinterpret_cast<const float4*>(p.queries + p.heads * DIM + (head0 + head) * DIM) + c);
+            if (has_exact) x = *(reinterpret_cast<const float4*>(p.queries + (head0 + head) * DIM) + c);
+        }
+        *(reinterpret_cast<float4*>(shared.q[head]) + c) = x;
+        *(reinterpret_cast<float4*>(shared.mean[head]) + c) = w;
+        *(reinterpret_cast<float4*>(shared.mean[kHeads + head]) + c) =
+            make_float4(w.x * turn2.x + w.y * turn2.y, w.y * turn2.x - w.x * turn2.y, w.z * turn2.z + w.w * turn2.w, w.w * turn2.z - w.z * turn2.w);
+    }
     __syncthreads();
 
     Sums<DIM, __half> sums;
     sums.clear();
-    Queries<DIM, __half> q;
-    const float* const query = shared.q[g & 3];
-    if (begin < sealed_end) {
-        q.load(
-            [&](unsigned pair) {
-                const float f0 = shared.key_factors[pair], f1 = shared.key_factors[pair + 1];
-                const unsigned i0 = pair_first(p, pair), j0 = pair_second(p, pair), i1 = pair_first(p, pair + 1), j1 = pair_second(p, pair + 1);
-                return make_float4(query[i0] * f0, query[j0] * f0, query[i1] * f1, query[j1] * f1);
-            },
-            p.scale, lane);
-    }
-    const float mean_factor[2] = {shared.mean_factor[2 * (t & 1)], shared.mean_factor[2 * (t & 1) + 1]};
-
-    unsigned stage = 0;
-    for (unsigned page = begin; page < sealed_end; page += kWarps) {
-        // Products with rotated means: m[h][2 i + c] is position 4 g + i of half h, from t = 2 on 4 g + 2 + i, of head 2 (t % 2) + c.
-        float m[2][4] = {};
-        if (p.key_means != nullptr) {
-            const unsigned p0 = p.sinks + kPageRows * page + (g < 4 ? 0 : 2);
-            const float4* turn = reinterpret_cast<const float4*>(p.rotations + static_cast<size_t>(p0) * kHalf) + 2 * t;
-            const float4* mean = reinterpret_cast<const float4*>(shared.mean[g & 3]) + 2 * t;
+    const uint32_t key_sets = static_cast<uint32_t>(__cvta_generic_to_shared(&shared.key_sets[0][t])), value_sets = static_cast<uint32_t>(__cvta_generic_to_shared(&shared.value_sets[0][g]));
+    float m[2][4] = {};
+    for (unsigned item = begin; item < sealed_end; ++item) {
+        wait();
+        join_left<false>(keys_at, ks, lane);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) m[0][i] = m[1][i];
+        if (has_means && (item % 2 == 0 || item == begin)) {
+            // Products with rotated means: m[h][2 i + c] is position 4 g + i of half h, from t = 2 on 4 g + 2 + i, of head 2 (t % 2) + c.
+#pragma unroll
+            for (int i = 0; i < 4; ++i) m[0][i] = m[1][i] = 0.0f;
+            const float4* mean = reinterpret_cast<const float4*>(shared.mean[g]) + 2 * t;
+            const float4* turn = page_turns + 2 * t;
 #pragma unroll
             for (int s = 0; s < DIM / 32; ++s) {
                 uint32_t b[2][2];
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
-                    const float4 r = __ldg(turn + 8 * s + i), w = mean[8 * s + i];
+                    const float4 r = turn[8 * s + i], w = mean[8 * s + i];
                     b[i][0] = Type<__half>::two(w.x * r.x + w.y * r.y, w.y * r.x - w.x * r.y);
                     b[i][1] = Type<__half>::two(w.z * r.z + w.w * r.w, w.w * r.z - w.z * r.w);
                 }
@@ -243,74 +274,65 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kv_shift_attend(const 
                     gosset::mma(m[h], two, b[1][0], b[1][1]);
                 }
             }
-        }
-#pragma unroll 1
-        for (unsigned item = 2 * page; item < 2 * page + 2; ++item) {
-            const uint32_t ring = slots + stage * key_slot, value_ring = slots + value_slots + stage * value_slot;
-            uint8_t* const key_bytes = mine + stage * key_slot;
-            uint8_t* const value_bytes = mine + value_slots + stage * value_slot;
-            wait();
-            join_left<kKeyStride>(key_bytes, ks, lane);
-            float d[2][4] = {};
+            if (item % 2 == 1) {
 #pragma unroll
-            for (int s = 0; s < DIM / 32; ++s) {
+                for (int i = 0; i < 4; ++i) m[0][i] = m[1][i];
+            }
+        }
+        float d[2][4] = {};
+#pragma unroll
+        for (int s = 0; s < DIM / 32; ++s) {
+            uint32_t c[4][4];
+            decode(c, keys_at, g << 4, gosset::load_shared(key_sets + 64 * s), p.multiplier, 4 * lane);
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+#pragma unroll
+                for (int j = 0; j < 2; ++j) {
+                    const uint32_t a[4] = {c[2 * i][2 * j], c[2 * i + 1][2 * j], c[2 * i][2 * j + 1], c[2 * i + 1][2 * j + 1]};
+                    gosset::mma(d[i], a, q[s][2 * j], q[s][2 * j + 1]);
+                }
+            }
+        }
+        const uint32_t key_fields = gosset::load_shared_half(keys_at + 4 * g + (t & 2));
+        __syncwarp();
+        load_keys(item + 1);
+
+        wait();
+        join_left<true>(values_at, vs, lane);
+        const uint32_t value_fields = gosset::load_shared_half(values_at + 4 * g + (t & 2));
+        float s[2][2], log[2], value_scale[2];
+        Sums<DIM, __half>::scores(s, d, lane);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const uint32_t kb = key_fields >> 8 * r & 255, vb = value_fields >> 8 * r & 255;
+            const float scale = kb == 0 ? 0.0f : exp2_fast(fmaf(kLogStep, static_cast<float>(kb), kLogFirst));
+            log[r] = vb == 0 ? -64.0f : fmaf(kLogStep, static_cast<float>(vb), kLogFirst);
+            value_scale[r] = exp2_fast(log[r]);
+#pragma unroll
+            for (int c = 0; c < 2; ++c) s[r][c] = fmaf(s[r][c] * key_factor[c], scale, m[0][2 * r + c] * mean_factor[c]);
+        }
+        uint32_t w[2];
+        sums.weights(w, s, log, value_scale, lane);
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            uint32_t b[4];
+            Sums<DIM, __half>::operands(b, w, h, lane);
+#pragma unroll
+            for (int n = 0; n < DIM / 64; ++n) {
                 uint32_t c[4][4];
-                key_sets[s].decode(c, ring, p.multiplier, 4 * lane, fits >> s & 1);
+                decode(c, values_at, t << 4 | h << 6, gosset::load_shared(value_sets + 128 * n), p.multiplier, 4 * lane);
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
 #pragma unroll
                     for (int j = 0; j < 2; ++j) {
-                        const uint32_t a[4] = {c[2 * i][2 * j], c[2 * i + 1][2 * j], c[2 * i][2 * j + 1], c[2 * i + 1][2 * j + 1]};
-                        gosset::mma(d[i], a, q.b[2 * s + j][0], q.b[2 * s + j][1]);
+                        const uint32_t a[4] = {c[2 * i][2 * j], c[2 * i][2 * j + 1], c[2 * i + 1][2 * j], c[2 * i + 1][2 * j + 1]};
+                        gosset::mma(sums.acc[2 * n + j], a, b[2 * i], b[2 * i + 1]);
                     }
                 }
             }
-            const uint32_t key_fields = *reinterpret_cast<const uint32_t*>(key_bytes + 4 * g);
-            __syncwarp();
-            load_keys(later(item), stage);
-
-            wait();
-            join_left<kValueStride>(value_bytes, vs, lane);
-            const uint32_t value_fields = *reinterpret_cast<const uint32_t*>(value_bytes + 4 * g);
-            float s[4][2], log[4];
-#pragma unroll
-            for (int r = 0; r < 4; ++r) {
-                const uint32_t kb = key_fields >> 8 * r & 255, vb = value_fields >> 8 * r & 255;
-                const float scale = kb == 0 ? 0.0f : exp2_fast(fmaf(kLogStep, static_cast<float>(kb), kLogFirst));
-                log[r] = vb == 0 ? -64.0f : fmaf(kLogStep, static_cast<float>(vb), kLogFirst);
-#pragma unroll
-                for (int c = 0; c < 2; ++c) {
-                    const float own = r / 2 == t / 2 ? m[0][2 * (r % 2) + c] * mean_factor[c] : 0.0f;
-                    const float part = fmaf(d[r / 2][2 * (r % 2) + c] * q.factor[c], scale, own);
-                    s[r][c] = part + __shfl_xor_sync(kAll, part, 2);
-                }
-            }
-            uint32_t w[4];
-            sums.weights(w, s, log, lane);
-#pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                uint32_t b[4];
-                Sums<DIM, __half>::operands(b, w, h, lane);
-#pragma unroll
-                for (int n = 0; n < DIM / 64; ++n) {
-                    uint32_t c[4][4];
-                    value_sets[n].decode(c, value_ring + 64 * h, p.multiplier, 4 * lane, fits >> (8 + n) & 1);
-#pragma unroll
-                    for (int i = 0; i < 2; ++i) {
-#pragma unroll
-                        for (int j = 0; j < 2; ++j) {
-                            const uint32_t a[4] = {c[2 * i][2 * j], c[2 * i][2 * j + 1], c[2 * i + 1][2 * j], c[2 * i + 1][2 * j + 1]};
-                            gosset::mma(sums.acc[2 * n + j], a, b[2 * i], b[2 * i + 1]);
-                        }
-                    }
-                }
-            }
-            __syncwarp();
-            load_values(later(item), stage);
-            stage = stage + 1 == p.stages ? 0 : stage + 1;
-#pragma unroll
-            for (int i = 0; i < 4; ++i) m[0][i] = m[1][i];
         }
+        __syncwarp();
+        load_values(item + 1);
     }
     asm volatile("cp.async.wait_all;" ::: "memory");
     __syncwarp();
@@ -319,37 +341,59 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kv_shift_attend(const 
 
     float* const exact_sums = reinterpret_cast<float*>(table);
     if (has_exact) {
-#pragma unroll
-        for (int i = 0; i < DIM / 32; ++i) sums.acc[i][0] = sums.acc[i][1] = sums.acc[i][2] = sums.acc[i][3] = 0.0f;
-        unsigned unit = begin;
-        if (unit < sealed_end) unit += (sealed_end - unit + kWarps - 1) / kWarps * kWarps;
-        if (unit < block_end) q.load([&](unsigned pair) { return *reinterpret_cast<const float4*>(query + 2 * pair); }, p.scale, lane);
+        sums.clear_values();
+        unsigned item = max(begin, sealed);
+        Queries<DIM, __half> exact_q;
+        if (item < end) {
+            const float* const query = shared.q[g & 3];
+            exact_q.load([&](unsigned pair) { return *reinterpret_cast<const float4*>(query + 2 * pair); }, p.scale, lane);
+        }
         const unsigned tail_first = (p.sinks + kPageRows * pages) % p.tail;
-        for (; unit < block_end; unit += kWarps) {
-            const unsigned base = (unit - pages) * kChunk;
+#pragma unroll 1
+        for (; item < end; ++item) {
+            const unsigned base = (item - sealed) * kChunk;
             auto row = [&](const __half* sink, const __half* tail, unsigned i) {
                 const unsigned e = min(base + i, exact - 1);
                 if (e < sinks) return sink + (static_cast<size_t>(kv_head) * p.sinks + e) * DIM;
                 const unsigned at = tail_first + e - sinks;
                 return tail + (static_cast<size_t>(kv_head) * p.tail + (at < p.tail ? at : at - p.tail)) * DIM;
             };
-            ExactRows<DIM> rows;
-            rows.load([&](unsigned i) { return row(p.sink_keys, p.tail_keys, i); }, [&](unsigned i) { return row(p.sink_values, p.tail_values, i); }, lane);
-            float d[2][4] = {}, s[4][2];
-            rows.scores(d, q);
-            Sums<DIM, __half>::scores(s, d, q.factor);
-            const float log[4] = {};
+            // Values come while keys are multiplied.
+            const __half* far = row(p.sink_values, p.tail_values, lane);
+            prefetch_l2(far);
+            if (DIM > 64) prefetch_l2(far + 64);
+            float d[2][4] = {}, s[2][2];
+            {
+                uint4 k[4][DIM / 32];
 #pragma unroll
-            for (int r = 0; r < 4; ++r) {
-                if (base + 4 * g + r >= exact) s[r][0] = s[r][1] = kNegative;
+                for (int r = 0; r < 4; ++r) {
+                    const uint4* from = reinterpret_cast<const uint4*>(row(p.sink_keys, p.tail_keys, 4 * g + r)) + t;
+#pragma unroll
+                    for (int n = 0; n < DIM / 32; ++n) k[r][n] = from[4 * n];
+                }
+                exact_scores<DIM, __half>(d, k, exact_q);
             }
-            uint32_t w[4];
-            sums.weights(w, s, log, lane);
+            Sums<DIM, __half>::scores(s, d, lane);
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+#pragma unroll
+                for (int c = 0; c < 2; ++c) s[r][c] = base + 4 * g + (t & 2) + r >= exact ? kNegative : s[r][c] * exact_q.factor[c];
+            }
+            const float log[2] = {}, one[2] = {1.0f, 1.0f};
+            uint32_t w[2];
+            sums.weights(w, s, log, one, lane);
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
+                uint4 v[DIM / 64][4];
+#pragma unroll
+                for (int r = 0; r < 4; ++r) {
+                    const uint4* from = reinterpret_cast<const uint4*>(row(p.sink_values, p.tail_values, 16 * h + 4 * t + r)) + g;
+#pragma unroll
+                    for (int n = 0; n < DIM / 64; ++n) v[n][r] = from[8 * n];
+                }
                 uint32_t b[4];
                 Sums<DIM, __half>::operands(b, w, h, lane);
-                exact_add<DIM, __half>(sums.acc, rows.v[h], b);
+                exact_add<DIM, __half>(sums.acc, v, b);
             }
         }
         // The table is not used any more.
@@ -362,11 +406,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kv_shift_attend(const 
     float* const out = shared.q[0];
     const bool last = join<DIM, kWarps, 2>(
         [&](int kind, int w) -> const float* {
-            if (kind == 0) return has_sealed ? reinterpret_cast<const float*>(all_slots + w * slot_bytes) : nullptr;
+            if (kind == 0) return has_sealed ? reinterpret_cast<const float*>(all_slots + w * own_bytes) : nullptr;
             return has_exact ? exact_sums + w * kHeads * DIM : nullptr;
         },
         // Blocks with pages come first, those with exact rows last.
-        [&](int kind) { return kind == 0 ? make_uint2(0, (pages + span - 1) / span) : make_uint2(pages / span, active); },
+        [&](int kind) { return kind == 0 ? make_uint2(0, (sealed + span - 1) / span) : make_uint2(sealed / span, active); },
         shared.references, shared.weights, reinterpret_cast<float(*)[64]>(&shared.turns), out, n_heads,
         p.parts + static_cast<size_t>(head0) * gridDim.x * (2 * DIM + 4), active, p.counters + blockIdx.y);
     if (!last || warp >= n_heads) return;

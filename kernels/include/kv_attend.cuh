@@ -9,7 +9,7 @@
 //            four heads fill the eight columns, and pairs are multiplied as they were decoded.
 //
 // Softmax. A warp has a reference for each head that it exceeds by 2^15 at most before sums are scaled anew, so that this is rare. Scales of values are
-// added to the logarithm of the weights, so that weights are halves of a known range whatever the scales are: reference = maximum - 8 at that time.
+// part of the weights, so that these are halves of a known range whatever the scales are: reference = maximum - 8 at that time.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -103,8 +103,8 @@ struct Queries {
     }
 };
 
-// Sums of values: acc[i] are pairs of set 8 (i / 2) + g: 2 (i % 2) in [0], [1] and the next one in [2], [3], of head t. `sum` is this lane's share of the
-// weights of heads 2 (t % 2) and the next, `reference` theirs.
+// Sums of values: acc[i] are pairs of set 8 (i / 2) + g: 2 (i % 2) in [0], [1] and the next one in [2], [3], of head t. A lane has the scores and weights of
+// positions 4 g + 2 (t / 2) and the next, heads 2 (t % 2) and the next: `sum` is its share of the weights of those heads, `reference` theirs.
 template <int DIM, typename C>
 struct Sums {
     float acc[DIM / 32][4];
@@ -113,33 +113,34 @@ struct Sums {
     __device__ __forceinline__ void clear() {
         reference[0] = reference[1] = kNegative;
         sum[0] = sum[1] = 0.0f;
+        clear_values();
+    }
+    __device__ __forceinline__ void clear_values() {
 #pragma unroll
         for (int i = 0; i < DIM / 32; ++i) acc[i][0] = acc[i][1] = acc[i][2] = acc[i][3] = 0.0f;
     }
 
-    // What the products of keys gave, to scores of four positions and two heads.
-    __device__ static __forceinline__ void scores(float (&s)[4][2], const float (&d)[2][4], const float (&factor)[2]) {
+    // What the products of keys gave, to scores [position][head]: rounded queries and what those lost are added up, half of the positions in either lane.
+    __device__ static __forceinline__ void scores(float (&s)[2][2], const float (&d)[2][4], unsigned lane) {
+        const bool second = lane & 2;
 #pragma unroll
-        for (int r = 0; r < 4; ++r) {
-#pragma unroll
-            for (int c = 0; c < 2; ++c) {
-                const float part = d[r / 2][2 * (r % 2) + c];
-                s[r][c] = (part + __shfl_xor_sync(kAll, part, 2)) * factor[c];
-            }
+        for (int i = 0; i < 4; ++i) {
+            const float give = second ? d[0][i] : d[1][i], keep = second ? d[1][i] : d[0][i];
+            s[i / 2][i % 2] = keep + __shfl_xor_sync(kAll, give, 2);
         }
     }
 
-    // Weights of positions 4 g + r: two heads in one word. `log`: of the scales of values.
-    __device__ __forceinline__ void weights(uint32_t (&w)[4], const float (&s)[4][2], const float (&log)[4], unsigned lane) {
+    // Weights of two positions: two heads in one word. `scale`: of values, `log` its logarithm.
+    __device__ __forceinline__ void weights(uint32_t (&w)[2], const float (&s)[2][2], const float (&log)[2], const float (&scale)[2], unsigned lane) {
         float top[2];
 #pragma unroll
-        for (int c = 0; c < 2; ++c) top[c] = fmaxf(fmaxf(s[0][c] + log[0], s[1][c] + log[1]), fmaxf(s[2][c] + log[2], s[3][c] + log[3]));
+        for (int c = 0; c < 2; ++c) top[c] = fmaxf(s[0][c] + log[0], s[1][c] + log[1]);
         if (__any_sync(kAll, top[0] > reference[0] + kMost || top[1] > reference[1] + kMost)) {
             float keep[2];
 #pragma unroll
             for (int c = 0; c < 2; ++c) {
 #pragma unroll
-                for (int m = 4; m < 32; m *= 2) top[c] = fmaxf(top[c], __shfl_xor_sync(kAll, top[c], m));
+                for (int m = 2; m < 32; m *= 2) top[c] = fmaxf(top[c], __shfl_xor_sync(kAll, top[c], m));
                 const float next = fmaxf(reference[c], top[c] - kHeadroom);
                 keep[c] = exp2_fast(reference[c] - next);
                 reference[c] = next;
@@ -154,25 +155,25 @@ struct Sums {
             }
         }
 #pragma unroll
-        for (int r = 0; r < 4; ++r) {
+        for (int j = 0; j < 2; ++j) {
             float x[2];
 #pragma unroll
             for (int c = 0; c < 2; ++c) {
-                const float above = s[r][c] - reference[c];
-                x[c] = exp2_fast(above + log[r]);
-                sum[c] += exp2_fast(above);
+                x[c] = exp2_fast(s[j][c] - reference[c]);
+                sum[c] += x[c];
+                x[c] *= scale[j];
             }
-            w[r] = Type<C>::two(x[0], x[1]);
+            w[j] = Type<C>::two(x[0], x[1]);
         }
     }
 
     // B operands of positions 16 half + 4 t .. + 3.
-    __device__ static __forceinline__ void operands(uint32_t (&b)[4], const uint32_t (&w)[4], int half, unsigned lane) {
+    __device__ static __forceinline__ void operands(uint32_t (&b)[4], const uint32_t (&w)[2], int half, unsigned lane) {
         const unsigned g = lane >> 2, t = lane & 3;
         const unsigned from = 4 * (4 * half + t) + (g >> 2);
         const unsigned pick = (g >> 1 & 1 ? 0x32u : 0x10u), select = g & 1 ? pick << 8 | 0x44u : 0x4400u | pick;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) b[i] = __byte_perm(__shfl_sync(kAll, w[i], from), 0, select);
+        for (int i = 0; i < 4; ++i) b[i] = __byte_perm(__shfl_sync(kAll, w[i % 2], from + 2 * (i / 2)), 0, select);
     }
 
     // This lane's sums, to `to` [4, DIM] of a warp.
@@ -194,7 +195,7 @@ struct Sums {
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
 #pragma unroll
-            for (int m = 4; m < 32; m *= 2) sum[c] += __shfl_xor_sync(kAll, sum[c], m);
+            for (int m = 2; m < 32; m *= 2) sum[c] += __shfl_xor_sync(kAll, sum[c], m);
         }
         if (lane < 2) to[2 * lane] = sum[0], to[2 * lane + 1] = sum[1];
     }
@@ -296,45 +297,20 @@ __device__ __forceinline__ bool join(
     return true;
 }
 
-// 32 exact positions as operands; key(i), value(i): where those of position i are, halves. All are on their way at once.
-template <int DIM>
-struct ExactRows {
-    uint4 k[4][DIM / 32], v[2][DIM / 64][4];
-
-    template <typename K, typename V>
-    __device__ __forceinline__ void load(K&& key, V&& value, unsigned lane) {
-        const unsigned g = lane >> 2, t = lane & 3;
+// Products of 32 exact keys: k[r] are pieces t, t + 4 .. of position 4 g + r.
+template <int DIM, typename C>
+__device__ __forceinline__ void exact_scores(float (&d)[2][4], const uint4 (&k)[4][DIM / 32], const Queries<DIM, C>& q) {
 #pragma unroll
-        for (int r = 0; r < 4; ++r) {
-            const uint4* from = reinterpret_cast<const uint4*>(key(4 * g + r)) + t;
+    for (int i = 0; i < 2; ++i) {
 #pragma unroll
-            for (int s = 0; s < DIM / 32; ++s) k[r][s] = from[4 * s];
-        }
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-#pragma unroll
-            for (int r = 0; r < 4; ++r) {
-                const uint4* from = reinterpret_cast<const uint4*>(value(16 * h + 4 * t + r)) + g;
-#pragma unroll
-                for (int s = 0; s < DIM / 64; ++s) v[h][s][r] = from[8 * s];
-            }
+        for (int n = 0; n < DIM / 32; ++n) {
+            const uint4 x = k[2 * i][n], y = k[2 * i + 1][n];
+            const uint32_t one[4] = {x.x, y.x, x.y, y.y}, two[4] = {x.z, y.z, x.w, y.w};
+            Type<C>::mma(d[i], one, q.b[2 * n][0], q.b[2 * n][1]);
+            Type<C>::mma(d[i], two, q.b[2 * n + 1][0], q.b[2 * n + 1][1]);
         }
     }
-
-    template <typename C>
-    __device__ __forceinline__ void scores(float (&d)[2][4], const Queries<DIM, C>& q) const {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-#pragma unroll
-            for (int s = 0; s < DIM / 32; ++s) {
-                const uint4 x = k[2 * i][s], y = k[2 * i + 1][s];
-                const uint32_t first[4] = {x.x, y.x, x.y, y.y}, second[4] = {x.z, y.z, x.w, y.w};
-                Type<C>::mma(d[i], first, q.b[2 * s][0], q.b[2 * s][1]);
-                Type<C>::mma(d[i], second, q.b[2 * s + 1][0], q.b[2 * s + 1][1]);
-            }
-        }
-    }
-};
+}
 
 template <int DIM, typename C>
 __device__ __forceinline__ void exact_add(float (&acc)[DIM / 32][4], const uint4 (&v)[DIM / 64][4], const uint32_t (&b)[4]) {

@@ -1301,15 +1301,13 @@ struct KvShiftStepParams {
     uint32_t key_bits;  // of a string, a multiple of 8
     uint32_t value_bits;  // the same; every step has some
     uint32_t multiplier;  // shifted to bit 7
-    uint32_t stages;  // slots of a warp, 1 or 2
     uint32_t min_span;  // least units of a block
-    uint32_t state_bits;
     uint32_t interleaved;  // rotary pairs are neighbours, else half a head apart
     float scale;  // of scores
     float eps;  // of the norms
     float value_scale;  // of the transform
 };
-static_assert(sizeof(KvShiftStepParams) == 280);
+static_assert(sizeof(KvShiftStepParams) == 272);
 static_assert(offsetof(KvShiftStepParams, x_q) == 0);
 static_assert(offsetof(KvShiftStepParams, x_k) == 8);
 static_assert(offsetof(KvShiftStepParams, x_v) == 16);
@@ -1346,13 +1344,11 @@ static_assert(offsetof(KvShiftStepParams, pages) == 232);
 static_assert(offsetof(KvShiftStepParams, key_bits) == 236);
 static_assert(offsetof(KvShiftStepParams, value_bits) == 240);
 static_assert(offsetof(KvShiftStepParams, multiplier) == 244);
-static_assert(offsetof(KvShiftStepParams, stages) == 248);
-static_assert(offsetof(KvShiftStepParams, min_span) == 252);
-static_assert(offsetof(KvShiftStepParams, state_bits) == 256);
-static_assert(offsetof(KvShiftStepParams, interleaved) == 260);
-static_assert(offsetof(KvShiftStepParams, scale) == 264);
-static_assert(offsetof(KvShiftStepParams, eps) == 268);
-static_assert(offsetof(KvShiftStepParams, value_scale) == 272);
+static_assert(offsetof(KvShiftStepParams, min_span) == 248);
+static_assert(offsetof(KvShiftStepParams, interleaved) == 252);
+static_assert(offsetof(KvShiftStepParams, scale) == 256);
+static_assert(offsetof(KvShiftStepParams, eps) == 260);
+static_assert(offsetof(KvShiftStepParams, value_scale) == 264);
 
 // Decode attention over bf16.
 struct KvExactAttendParams {

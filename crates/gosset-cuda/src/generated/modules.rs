@@ -140,6 +140,8 @@ pub(crate) enum Module {
     UnisvqK4,
     /// `kv_shift_step.cu -DKV_DIM=128`
     KvShiftStep128,
+    /// `kv_shift_step.cu -DKV_DIM=128 -DKV_WARPS=12`
+    KvShiftStep12812,
     /// `kv_shift_step.cu -DKV_DIM=64`
     KvShiftStep64,
     /// `kv_exact_attend.cu -DKV_DIM=128`
@@ -211,6 +213,7 @@ impl Module {
         Module::UnisvqK3,
         Module::UnisvqK4,
         Module::KvShiftStep128,
+        Module::KvShiftStep12812,
         Module::KvShiftStep64,
         Module::KvExactAttend,
         Module::KvShiftEncode10,
@@ -277,6 +280,7 @@ impl Module {
             Module::UnisvqK3 => "unisvq_k3",
             Module::UnisvqK4 => "unisvq_k4",
             Module::KvShiftStep128 => "kv_shift_step_128",
+            Module::KvShiftStep12812 => "kv_shift_step_128_12",
             Module::KvShiftStep64 => "kv_shift_step_64",
             Module::KvExactAttend => "kv_exact_attend",
             Module::KvShiftEncode10 => "kv_shift_encode_10",
@@ -547,12 +551,16 @@ impl Module {
                 Entry { name: "unisvq_4_wide", param_bytes: 160 },
             ],
             Module::KvShiftStep128 => &[
-                Entry { name: "kv_shift_query", param_bytes: 280 },
-                Entry { name: "kv_shift_attend", param_bytes: 280 },
+                Entry { name: "kv_shift_query", param_bytes: 272 },
+                Entry { name: "kv_shift_attend", param_bytes: 272 },
+            ],
+            Module::KvShiftStep12812 => &[
+                Entry { name: "kv_shift_query", param_bytes: 272 },
+                Entry { name: "kv_shift_attend", param_bytes: 272 },
             ],
             Module::KvShiftStep64 => &[
-                Entry { name: "kv_shift_query", param_bytes: 280 },
-                Entry { name: "kv_shift_attend", param_bytes: 280 },
+                Entry { name: "kv_shift_query", param_bytes: 272 },
+                Entry { name: "kv_shift_attend", param_bytes: 272 },
             ],
             Module::KvExactAttend => &[
                 Entry { name: "kv_exact_attend", param_bytes: 80 },
@@ -591,13 +599,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "2d38389002301b7e9f73df6e279b2c30a71962fe53bded76c9a472885bb78fb4",
+                    hash: "113f8be222bb49a0c26482f06b2490afdebf3f66a71eb5fcfc4bba442d898815",
                     ptx: include_str!("../../ptx/model_ops.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "28d851ad6825734f859b7e1765fc030b2c5fb01bd1fbcd8cbf36ee83577c0b7c",
+                    hash: "d6eb629ea260b3fe346292f23555a44fc609bddc7256da1cb770808c27691439",
                     ptx: include_str!("../../ptx/model_ops.sm_90a.ptx"),
                 },
             ],
@@ -605,13 +613,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "bcb4444c517ad4903a09879e3aee16d9e43d26f51dfd8a69c9158d11624e3b4d",
+                    hash: "fb69c7d4f92c3a5f79a23bec7b416f5e0e36807f03f9e59d9a3a44ed5d3f7c39",
                     ptx: include_str!("../../ptx/model_attend_f16.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "5064bf25fb79f86555b3dadc4d12bfa68ff40a9a02670e69e0e38c7f375228b6",
+                    hash: "c64f0e2dd498113d7b2be92499d6dec7ac3979eb3954767333f9ed84e6dedcf0",
                     ptx: include_str!("../../ptx/model_attend_f16.sm_90a.ptx"),
                 },
             ],
@@ -619,7 +627,7 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "e8c6622fe3955d00cb660950070b3eafcf7113c4766d3cb06807dc9d0850f0ed",
+                    hash: "6a14a9c83986c61eba9f71f3870cc8e400fffb81a26a46204759ff20d83969ce",
                     ptx: include_str!("../../ptx/model_attend_f32.sm_80.ptx"),
                 },
             ],
@@ -1091,13 +1099,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "bb0bfae6dc53c34d3cf7c0097c9985faed5c48fd916b9212eb6189d7959039bb",
+                    hash: "1b04d7c6637429de78bfe85aba6182f584277157b9b06c6799d1746c91c014dd",
                     ptx: include_str!("../../ptx/unisvq_gemm_k2.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "0ecb43b7470f346ad2d8159bf42bfcfcae3d9f856e09cd57066f84be0c1cc491",
+                    hash: "34f56860e0af0297921c021a0fc455a2a2f4885a4b89db0cec331b80900a6c41",
                     ptx: include_str!("../../ptx/unisvq_gemm_k2.sm_90a.ptx"),
                 },
             ],
@@ -1105,13 +1113,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "3b05003bb008371f629ca5318dcfd4cbbea7796982d9626b6e13e9444a30f45f",
+                    hash: "5184e99fbb85d62bafb1310dc5705012220defc153feba485d1883894d9dacf6",
                     ptx: include_str!("../../ptx/unisvq_gemm_k3.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "2054436696f0cd5c5671e42d22f2f2e105f84275f4dc06325ffbe495e885b635",
+                    hash: "6121d706c2037c6b4f2d9c68a73a5c81ab993090a06d64fefb8e719c8f641519",
                     ptx: include_str!("../../ptx/unisvq_gemm_k3.sm_90a.ptx"),
                 },
             ],
@@ -1119,13 +1127,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "2630234bac7b2595150e59910723190151eff87b03131a68c8eb6ba078c1c499",
+                    hash: "ddbaf712480fda381bafe1b57f0ada8906f597a5a448855d9f00bdc5454e08fe",
                     ptx: include_str!("../../ptx/unisvq_k2.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "c1043a4bca2d47be583b5141ca36d538ea06b10d26198390abbbb86e50c0a032",
+                    hash: "4c4b04f3637b810e4b6b74a099905866a183f20aa6a03131c3a48fd460ae3a19",
                     ptx: include_str!("../../ptx/unisvq_k2.sm_90a.ptx"),
                 },
             ],
@@ -1133,13 +1141,13 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "c24baca68ca0ec753aef25d8d6f40c0224f2b0da23f7c1e7cc44fe569c364021",
+                    hash: "be0db57d72774a488ba4bd5e844a6d3c29faddde1b68d8fa5fe68478ba484537",
                     ptx: include_str!("../../ptx/unisvq_k3.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "3bf454c2e8a9289d6b267ce109516059f60ee972f3946010d0b3409a269eb70a",
+                    hash: "8142711ed8558f0ad00f93ef9e58e1107240536a6d367724b06ea1d26f7fd359",
                     ptx: include_str!("../../ptx/unisvq_k3.sm_90a.ptx"),
                 },
             ],
@@ -1147,35 +1155,37 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "22e9cf94ea83b73b21769e8ea275028d1309728a0ae0e1b09da6006bb948696e",
+                    hash: "5e2ac46bc603628582fd579f42ff040c71e788706733825c458210da80899018",
                     ptx: include_str!("../../ptx/unisvq_k4.sm_80.ptx"),
                 },
                 Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "0d6e1fc87e911c147833fc537016850b545fe98c7b54a9ba1703b7b9135f87ed",
+                    hash: "3c5a86b696dfc63ecec17929e64a1ee36cc4c9056baac3a58d0825ad8039f933",
                     ptx: include_str!("../../ptx/unisvq_k4.sm_90a.ptx"),
                 },
             ],
             Module::KvShiftStep128 => &[
                 Image {
-                    target: "sm_80",
-                    ptx_version: (8, 0),
-                    hash: "ecf81e592dd1fd2aa58f69d46287c55a9da27dafa0625f8e104a10ae788cfc8c",
-                    ptx: include_str!("../../ptx/kv_shift_step_128.sm_80.ptx"),
-                },
-                Image {
                     target: "sm_90a",
                     ptx_version: (8, 0),
-                    hash: "3768ff87ee6e7df7f65c6a247b059acd8fb9a5c093de63ee1df50ad9775fab67",
+                    hash: "a00e3490390c27444b89994c51296c828536cc8750ab9da5f116302cbdf27302",
                     ptx: include_str!("../../ptx/kv_shift_step_128.sm_90a.ptx"),
+                },
+            ],
+            Module::KvShiftStep12812 => &[
+                Image {
+                    target: "sm_80",
+                    ptx_version: (8, 0),
+                    hash: "c478043c2f381ca297097fe6e1e150c82c1b0924a23131dbc1a729e8c672a465",
+                    ptx: include_str!("../../ptx/kv_shift_step_128_12.sm_80.ptx"),
                 },
             ],
             Module::KvShiftStep64 => &[
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "1cc03d4f89edaf9b51009e8c304c2edc391f49d0ba1c4d447ce32923fb9e147c",
+                    hash: "bddf91e39f30103d953b3a783ba533f1ad5ee44314072bcb2be164adb2560430",
                     ptx: include_str!("../../ptx/kv_shift_step_64.sm_80.ptx"),
                 },
             ],
@@ -1183,7 +1193,7 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "01e1df9ff76c9cac9adbaac25e20a452e0ef3aff1ffec994acfbf3ec39ac3019",
+                    hash: "d3d82e9770a958a6d9e8d5949d876f91e28f2b1c170e76e812c8d4b06de187c2",
                     ptx: include_str!("../../ptx/kv_exact_attend.sm_80.ptx"),
                 },
             ],
@@ -1191,7 +1201,7 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "765d796b90b3c50af5f69c623ba06b3399d425e4cd8165b6dd76e6a38efa03f3",
+                    hash: "68b32476bf1b901e5da4383f5e3f60571c06fddf2cd237f96eabe42e49b72a93",
                     ptx: include_str!("../../ptx/kv_shift_encode_10.sm_80.ptx"),
                 },
             ],
@@ -1199,7 +1209,7 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "550383f9dd18ba059d4d06f85e27d3d106f986e76a95f7c3c044eb354637d856",
+                    hash: "a75814438db6ad2571ef2348e83758fcbc45f6fe31ef3fddd31f662f62225f1b",
                     ptx: include_str!("../../ptx/kv_shift_encode_12.sm_80.ptx"),
                 },
             ],
@@ -1207,7 +1217,7 @@ impl Module {
                 Image {
                     target: "sm_80",
                     ptx_version: (8, 0),
-                    hash: "4eb48eeb1f5a9a51e6b0d369e118b7a4ec0a60833292e1a1acd160ab6b9070cf",
+                    hash: "c5ab1a3cb288d0215e9d4e9cb3af53878a097f26042591b9059e9c041d6e3a1d",
                     ptx: include_str!("../../ptx/kv_shift_rows.sm_80.ptx"),
                 },
             ],

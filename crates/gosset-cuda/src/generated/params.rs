@@ -2114,12 +2114,8 @@ pub(crate) struct KvShiftStepParams {
     pub(crate) value_bits: u32,
     /// shifted to bit 7
     pub(crate) multiplier: u32,
-    /// slots of a warp, 1 or 2
-    pub(crate) stages: u32,
     /// least units of a block
     pub(crate) min_span: u32,
-    /// `state_bits`
-    pub(crate) state_bits: u32,
     /// rotary pairs are neighbours, else half a head apart
     pub(crate) interleaved: u32,
     /// of scores
@@ -2130,7 +2126,7 @@ pub(crate) struct KvShiftStepParams {
     pub(crate) value_scale: f32,
 }
 
-const _: () = assert!(size_of::<KvShiftStepParams>() == 280);
+const _: () = assert!(size_of::<KvShiftStepParams>() == 272);
 const _: () = assert!(offset_of!(KvShiftStepParams, x_q) == 0);
 const _: () = assert!(offset_of!(KvShiftStepParams, x_k) == 8);
 const _: () = assert!(offset_of!(KvShiftStepParams, x_v) == 16);
@@ -2167,13 +2163,11 @@ const _: () = assert!(offset_of!(KvShiftStepParams, pages) == 232);
 const _: () = assert!(offset_of!(KvShiftStepParams, key_bits) == 236);
 const _: () = assert!(offset_of!(KvShiftStepParams, value_bits) == 240);
 const _: () = assert!(offset_of!(KvShiftStepParams, multiplier) == 244);
-const _: () = assert!(offset_of!(KvShiftStepParams, stages) == 248);
-const _: () = assert!(offset_of!(KvShiftStepParams, min_span) == 252);
-const _: () = assert!(offset_of!(KvShiftStepParams, state_bits) == 256);
-const _: () = assert!(offset_of!(KvShiftStepParams, interleaved) == 260);
-const _: () = assert!(offset_of!(KvShiftStepParams, scale) == 264);
-const _: () = assert!(offset_of!(KvShiftStepParams, eps) == 268);
-const _: () = assert!(offset_of!(KvShiftStepParams, value_scale) == 272);
+const _: () = assert!(offset_of!(KvShiftStepParams, min_span) == 248);
+const _: () = assert!(offset_of!(KvShiftStepParams, interleaved) == 252);
+const _: () = assert!(offset_of!(KvShiftStepParams, scale) == 256);
+const _: () = assert!(offset_of!(KvShiftStepParams, eps) == 260);
+const _: () = assert!(offset_of!(KvShiftStepParams, value_scale) == 264);
 
 // SAFETY: `repr(C)`, plain numbers only, and the layout asserted above is the one that the kernels assert.
 unsafe impl Params for KvShiftStepParams {}

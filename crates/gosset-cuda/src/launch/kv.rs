@@ -25,8 +25,8 @@ pub const PAGE: usize = 64;
 
 /// Bytes of the replicated table, which the kernel wants at an address of its own.
 const TABLE_BYTES: usize = 1024 + 128 * 1024;
-const WARPS: usize = 12;
-const MAX_STAGES: usize = 2;
+/// Warps of a block: as many as hide latency, or fewer where pages are too wide for that many slots.
+const WARPS: [usize; 2] = [16, 12];
 const MAX_SPLITS: usize = 64;
 const MAX_STRING_BITS: usize = 1280;
 const EXACT_BLOCK: u32 = 256;
@@ -194,7 +194,7 @@ pub struct KvShiftModel {
     value_signs: Buffer<u32>,
     /// Bytes that the way back of the longest search needs.
     way_bytes: usize,
-    stages: usize,
+    warps: usize,
     shared_bytes: u32,
 }
 
@@ -262,15 +262,25 @@ impl KvShiftModel {
         };
         let way_bytes = tables.key_bits.chunks_exact(half).chain([tables.value_bits]).map(ways).max().unwrap_or(0);
 
-        let slot = |bits: usize, stride: usize| 128 + (bits / 32 + 2) * 4 * stride;
-        let slots = slot(shape.key_bits, 40) + slot(shape.value_bits, 48);
-        let own = 16 * (2 * shape.head_dim + 4) + 64 * shape.head_dim + 3 * WARPS * 16 + 16 + 2 * shape.head_dim;
-        let shared = |stages: usize| TABLE_BYTES + own + WARPS * (stages * slots).max(16 * shape.head_dim);
+        let d = shape.head_dim;
+        let slot = |bits: usize| 128 * (bits / 32 + 3);
+        let slots = slot(shape.key_bits) + slot(shape.value_bits) + 4 * d;
+        let shared = |warps: usize| {
+            let own = 16 * d + 32 * (d + 4) + 64 * d + 4 * d + 3 * warps * 16;
+            TABLE_BYTES + own + warps * slots.max(16 * d)
+        };
         let most = gpu.info().max_shared_bytes as usize;
-        let stages = (1..=MAX_STAGES).rev().find(|&stages| shared(stages) <= most).ok_or_else(|| {
+        // Heads of 64 always fit with the most; 16 warps over heads of 128 are built for the one device that has room for them.
+        let is_built = |warps: usize| match d {
+            64 => warps == WARPS[0],
+            _ => warps == WARPS[1] || gpu.info().capability == (9, 0),
+        };
+        let warps = WARPS.into_iter().filter(|&warps| is_built(warps));
+        let warps = warps.clone().find(|&warps| shared(warps) <= most).ok_or_else(|| {
+            let least = warps.map(shared).min().unwrap_or_default();
             CudaError::shape(
                 "shared memory for a compressed cache",
-                format!("at least {} bytes per block", shared(1)),
+                format!("at least {least} bytes per block"),
                 most,
             )
         })?;
@@ -295,8 +305,8 @@ impl KvShiftModel {
             value_factors: gpu.upload(tables.value_factors)?,
             value_signs: gpu.upload(tables.value_signs)?,
             way_bytes,
-            stages,
-            shared_bytes: shared(stages) as u32,
+            warps,
+            shared_bytes: shared(warps) as u32,
         })
     }
 
@@ -363,13 +373,13 @@ impl KvScratch {
         // One block per multiprocessor.
         let n_splits = (gpu.info().n_sms as usize / blocks).clamp(1, MAX_SPLITS);
         let parts = gpu.alloc(shape.heads * n_splits * (2 * shape.head_dim + 4))?;
-        let queries = gpu.alloc(shape.heads * (2 * shape.head_dim + 1))?;
+        let queries = gpu.alloc(shape.heads * (3 * shape.head_dim + 2))?;
         Ok(Self { parts, queries, counters: gpu.alloc(blocks)?, n_splits })
     }
 
     fn check(&self, shape: &AttentionShape) -> Result<(), CudaError> {
         let parts = shape.heads * self.n_splits * (2 * shape.head_dim + 4);
-        let queries = shape.heads * (2 * shape.head_dim + 1);
+        let queries = shape.heads * (3 * shape.head_dim + 2);
         if self.parts.len() < parts || self.queries.len() < queries || self.counters.len() < head_blocks(shape) {
             return Err(CudaError::shape("scratch of attention", "that of this shape", "that of another"));
         }
@@ -477,21 +487,23 @@ pub fn kv_step(
         key_bits: shape.key_bits as u32,
         value_bits: shape.value_bits as u32,
         multiplier: model.multiplier,
-        stages: model.stages as u32,
         min_span: 1,
-        state_bits: shape.state_bits,
         interleaved: shape.interleaved.into(),
         scale: 1.0 / (head_dim as f32).sqrt(),
         eps: rope.eps,
         value_scale: model.value_scale(),
     };
-    let module = if head_dim == 64 { Module::KvShiftStep64 } else { Module::KvShiftStep128 };
+    let module = match (head_dim, model.warps) {
+        (64, _) => Module::KvShiftStep64,
+        (_, 12) => Module::KvShiftStep12812,
+        _ => Module::KvShiftStep128,
+    };
     let grid = [scratch.n_splits as u32, head_blocks(&attention) as u32, 1];
     let heads_of_all = [to_u32("heads", heads + 2 * kv_heads)?, 1, 1];
     // SAFETY: the lengths were checked; both kernels keep positions within pages and ring.
     unsafe {
         launch(gpu, stream, (module, "kv_shift_query"), (heads_of_all, 32, 0), &params)?;
-        launch(gpu, stream, (module, "kv_shift_attend"), (grid, 32 * WARPS as u32, model.shared_bytes), &params)
+        launch(gpu, stream, (module, "kv_shift_attend"), (grid, 32 * model.warps as u32, model.shared_bytes), &params)
     }
 }
 
