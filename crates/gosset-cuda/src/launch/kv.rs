@@ -278,11 +278,7 @@ impl KvShiftModel {
         let warps = WARPS.into_iter().filter(|&warps| is_built(warps));
         let warps = warps.clone().find(|&warps| shared(warps) <= most).ok_or_else(|| {
             let least = warps.map(shared).min().unwrap_or_default();
-            CudaError::shape(
-                "shared memory for a compressed cache",
-                format!("at least {least} bytes per block"),
-                most,
-            )
+            CudaError::shape("shared memory for a compressed cache", format!("at least {least} bytes per block"), most)
         })?;
         Ok(Self {
             shape,
