@@ -17,6 +17,7 @@ use crate::generated::params::{
     KvCopyRowsParams, KvExactAttendParams, KvShiftDecodeParams, KvShiftEncodeParams, KvShiftStepParams,
 };
 use crate::gpu::Gpu;
+use crate::kernel::image;
 use crate::memory::{Buffer, DevSlice, DevSliceMut};
 use crate::stream::StreamRef;
 
@@ -270,10 +271,10 @@ impl KvShiftModel {
             TABLE_BYTES + own + warps * slots.max(16 * d)
         };
         let most = gpu.info().max_shared_bytes as usize;
-        // Heads of 64 always fit with the most; 16 warps over heads of 128 are built for the one device that has room for them.
+        // Heads of 64 always fit with the most; 16 warps over heads of 128 are built for the devices that have room for them.
         let is_built = |warps: usize| match d {
             64 => warps == WARPS[0],
-            _ => warps == WARPS[1] || gpu.info().capability == (9, 0),
+            _ => warps == WARPS[1] || image(Module::KvShiftStep128, gpu.info().capability).is_some(),
         };
         let warps = WARPS.into_iter().filter(|&warps| is_built(warps));
         let warps = warps.clone().find(|&warps| shared(warps) <= most).ok_or_else(|| {
