@@ -62,12 +62,12 @@ pub fn ldlq(
     let n = ldl.n();
     check_matrix("weights", w.len(), rows, n)?;
     check_matrix("reconstruction", out.len(), rows, n)?;
-    let parts = w.chunks(SHARE_ROWS * n).zip(out.chunks_mut(SHARE_ROWS * n)).zip(forks(rows, rounder));
-    let parts: Vec<_> = parts.collect();
-    if parts.is_empty() {
+    let forks = forks(rows, rounder);
+    if forks.is_empty() {
         sweep(w, ldl, options, rounder, out);
     } else {
-        map_items(parts, |((w, out), mut rounder)| sweep(w, ldl, options, &mut *rounder, out));
+        let parts = w.chunks(SHARE_ROWS * n).zip(out.chunks_mut(SHARE_ROWS * n)).zip(forks);
+        map_items(parts.collect(), |((w, out), mut rounder)| sweep(w, ldl, options, &mut *rounder, out));
     }
     Ok(())
 }

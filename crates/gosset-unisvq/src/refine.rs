@@ -75,8 +75,9 @@ pub fn refine(
     let mut report = RefineReport { start, passes: Vec::new(), best: start };
     let mut kept: Option<Vec<f32>> = (!options.only_better).then(|| out.to_vec());
     let mut now = start;
+    let pass = Pass { h, block, options };
     for _ in 0..options.passes {
-        let (change, n_changed) = shares(w, rows, h, block, options, rounder, out, &mut errors);
+        let (change, n_changed) = pass.over_all(w, rounder, out, &mut errors);
         now += change;
         report.passes.push(now);
         if now < report.best {
@@ -97,96 +98,87 @@ pub fn refine(
     Ok(report)
 }
 
-/// One pass over all rows, in shares where the rule can be forked.
-#[allow(clippy::too_many_arguments)]
-fn shares(
-    w: &[f32],
-    rows: usize,
-    h: &Damped,
+/// What a pass goes by.
+struct Pass<'a> {
+    h: &'a Damped,
     block: usize,
     options: RefineOptions,
-    rounder: &mut dyn Round,
-    out: &mut [f32],
-    errors: &mut [f64],
-) -> (f64, usize) {
-    let len = SHARE_ROWS * h.n();
-    let parts = w.chunks(len).zip(out.chunks_mut(len)).zip(errors.chunks_mut(len)).zip(forks(rows, rounder));
-    let parts: Vec<_> = parts.collect();
-    if parts.is_empty() {
-        return pass(w, rows, h, block, options, rounder, out, errors);
-    }
-    let changes = map_items(parts, |(((w, out), errors), mut rounder)| {
-        pass(w, w.len() / h.n(), h, block, options, &mut *rounder, out, errors)
-    });
-    changes.into_iter().fold((0.0, 0), |(change, n), (by, changed)| (change + by, n + changed))
 }
 
-/// One pass; returns what it changed the error by, and the number of blocks of rows that changed.
-#[allow(clippy::too_many_arguments)]
-fn pass(
-    w: &[f32],
-    rows: usize,
-    h: &Damped,
-    block: usize,
-    options: RefineOptions,
-    rounder: &mut dyn Round,
-    out: &mut [f32],
-    errors: &mut [f64],
-) -> (f64, usize) {
-    let (n, hessian) = (h.n(), h.as_slice());
-    let panel = LdlqOptions { metric: options.metric, panel: options.panel }.panel_for(block);
-    let (mut change, mut n_changed) = (0.0, 0);
-    let mut gradient = Vec::new();
-    let mut targets: Vec<f64> = Vec::new();
-    let mut scratch = Scratch::default();
-    for from in (0..n).step_by(panel).rev() {
-        let to = n.min(from + panel);
-        let width = to - from;
-        enter_panel(errors, hessian, n, from..to, &mut gradient);
-        let inside: Vec<f64> = (from..to).flat_map(|i| &hessian[i * n + from..i * n + to]).copied().collect();
-        for k in (from / block..to.div_ceil(block)).rev() {
-            let columns = k * block..n.min((k + 1) * block);
-            let (first, d) = (columns.start - from, columns.len());
-            let metric: Vec<f64> = (0..d).flat_map(|i| &inside[(first + i) * width + first..][..d]).copied().collect();
-            // The damped matrix is positive definite, so its diagonal blocks can be inverted.
-            let Some(inverse) = invert(&metric, d) else { continue };
-            scratch.resize(rows * d);
-            targets.resize(rows * d, 0.0);
-            for row in 0..rows {
-                let (g, here) = (&gradient[row * width + first..][..d], row * n + columns.start);
-                for j in 0..d {
-                    let step: f64 = (0..d).map(|i| g[i] * inverse[i * d + j]).sum();
-                    targets[row * d + j] = f64::from(out[here + j]) + step;
-                    scratch.x[row * d + j] = targets[row * d + j] as f32;
-                }
-            }
-            rounder.round(k, rows, &scratch.x, options.metric.then_some(&metric[..]), &mut scratch.rounded);
-            for row in 0..rows {
-                let here = row * n + columns.start;
-                let (target, rounded) = (&targets[row * d..][..d], &scratch.rounded[row * d..][..d]);
-                let old = &mut out[here..here + d];
-                if old == rounded {
-                    continue;
-                }
-                let difference = distance(target, rounded, &metric) - distance(target, old, &metric);
-                if !options.only_better || difference < 0.0 {
-                    change += difference;
-                    n_changed += 1;
-                    old.copy_from_slice(rounded);
-                }
-            }
-            // What the errors changed by goes into the gradient of the columns before.
-            let delta: Vec<f64> = (0..rows * d)
-                .map(|i| {
-                    let here = i / d * n + columns.start + i % d;
-                    let error = f64::from(w[here]) - f64::from(out[here]);
-                    error - std::mem::replace(&mut errors[here], error)
-                })
-                .collect();
-            feed_back(&mut gradient, width, first..first + d, |row, j| delta[row * d + j], &inside);
+impl Pass<'_> {
+    /// One pass over all rows, in shares where the rule can be forked; gives what [`over`](Self::over) gives.
+    fn over_all(&self, w: &[f32], rounder: &mut dyn Round, out: &mut [f32], errors: &mut [f64]) -> (f64, usize) {
+        let len = SHARE_ROWS * self.h.n();
+        let forks = forks(w.len() / self.h.n(), rounder);
+        if forks.is_empty() {
+            return self.over(w, rounder, out, errors);
         }
+        let parts = w.chunks(len).zip(out.chunks_mut(len)).zip(errors.chunks_mut(len)).zip(forks);
+        let changes =
+            map_items(parts.collect(), |(((w, out), errors), mut rounder)| self.over(w, &mut *rounder, out, errors));
+        changes.into_iter().fold((0.0, 0), |(change, n), (by, changed)| (change + by, n + changed))
     }
-    (change, n_changed)
+
+    /// One pass; returns what it changed the error by, and the number of blocks of rows that changed.
+    fn over(&self, w: &[f32], rounder: &mut dyn Round, out: &mut [f32], errors: &mut [f64]) -> (f64, usize) {
+        let Self { h, block, options } = *self;
+        let (n, hessian) = (h.n(), h.as_slice());
+        let rows = w.len() / n;
+        let panel = LdlqOptions { metric: options.metric, panel: options.panel }.panel_for(block);
+        let (mut change, mut n_changed) = (0.0, 0);
+        let mut gradient = Vec::new();
+        let mut targets: Vec<f64> = Vec::new();
+        let mut scratch = Scratch::default();
+        for from in (0..n).step_by(panel).rev() {
+            let to = n.min(from + panel);
+            let width = to - from;
+            enter_panel(errors, hessian, n, from..to, &mut gradient);
+            let inside: Vec<f64> = (from..to).flat_map(|i| &hessian[i * n + from..i * n + to]).copied().collect();
+            for k in (from / block..to.div_ceil(block)).rev() {
+                let columns = k * block..n.min((k + 1) * block);
+                let (first, d) = (columns.start - from, columns.len());
+                let metric: Vec<f64> =
+                    (0..d).flat_map(|i| &inside[(first + i) * width + first..][..d]).copied().collect();
+                // The damped matrix is positive definite, so its diagonal blocks can be inverted.
+                let Some(inverse) = invert(&metric, d) else { continue };
+                scratch.resize(rows * d);
+                targets.resize(rows * d, 0.0);
+                for row in 0..rows {
+                    let (g, here) = (&gradient[row * width + first..][..d], row * n + columns.start);
+                    for j in 0..d {
+                        let step: f64 = (0..d).map(|i| g[i] * inverse[i * d + j]).sum();
+                        targets[row * d + j] = f64::from(out[here + j]) + step;
+                        scratch.x[row * d + j] = targets[row * d + j] as f32;
+                    }
+                }
+                rounder.round(k, rows, &scratch.x, options.metric.then_some(&metric[..]), &mut scratch.rounded);
+                for row in 0..rows {
+                    let here = row * n + columns.start;
+                    let (target, rounded) = (&targets[row * d..][..d], &scratch.rounded[row * d..][..d]);
+                    let old = &mut out[here..here + d];
+                    if old == rounded {
+                        continue;
+                    }
+                    let difference = distance(target, rounded, &metric) - distance(target, old, &metric);
+                    if !options.only_better || difference < 0.0 {
+                        change += difference;
+                        n_changed += 1;
+                        old.copy_from_slice(rounded);
+                    }
+                }
+                // What the errors changed by goes into the gradient of the columns before.
+                let delta: Vec<f64> = (0..rows * d)
+                    .map(|i| {
+                        let here = i / d * n + columns.start + i % d;
+                        let error = f64::from(w[here]) - f64::from(out[here]);
+                        error - std::mem::replace(&mut errors[here], error)
+                    })
+                    .collect();
+                feed_back(&mut gradient, width, first..first + d, |row, j| delta[row * d + j], &inside);
+            }
+        }
+        (change, n_changed)
+    }
 }
 
 /// Sets `gradient`, `[rows, panel]`, to the columns of (W - Ŵ) H.

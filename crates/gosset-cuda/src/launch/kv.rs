@@ -26,8 +26,9 @@ pub const PAGE: usize = 64;
 
 /// Bytes of the replicated table, which the kernel wants at an address of its own.
 const TABLE_BYTES: usize = 1024 + 128 * 1024;
-/// Warps of a block: as many as hide latency, or fewer where pages are too wide for that many slots.
-const WARPS: [usize; 2] = [16, 12];
+/// Modules of a step with the warps of their blocks: as many as hide latency, then fewer, for pages that are too wide for that many slots.
+const STEPS_64: &[(Module, usize)] = &[(Module::KvShiftStep64, 16)];
+const STEPS_128: &[(Module, usize)] = &[(Module::KvShiftStep128, 16), (Module::KvShiftStep12812, 12)];
 const MAX_SPLITS: usize = 64;
 const MAX_STRING_BITS: usize = 1280;
 const EXACT_BLOCK: u32 = 256;
@@ -195,7 +196,8 @@ pub struct KvShiftModel {
     value_signs: Buffer<u32>,
     /// Bytes that the way back of the longest search needs.
     way_bytes: usize,
-    warps: usize,
+    /// Module and warps of a step.
+    step: (Module, usize),
     shared_bytes: u32,
 }
 
@@ -271,14 +273,10 @@ impl KvShiftModel {
             TABLE_BYTES + own + warps * slots.max(16 * d)
         };
         let most = gpu.info().max_shared_bytes as usize;
-        // Heads of 64 always fit with the most; 16 warps over heads of 128 are built for the devices that have room for them.
-        let is_built = |warps: usize| match d {
-            64 => warps == WARPS[0],
-            _ => warps == WARPS[1] || image(Module::KvShiftStep128, gpu.info().capability).is_some(),
-        };
-        let warps = WARPS.into_iter().filter(|&warps| is_built(warps));
-        let warps = warps.clone().find(|&warps| shared(warps) <= most).ok_or_else(|| {
-            let least = warps.map(shared).min().unwrap_or_default();
+        let steps = if d == 64 { STEPS_64 } else { STEPS_128 };
+        let built = steps.iter().filter(|(module, _)| image(*module, gpu.info().capability).is_some());
+        let step = *built.clone().find(|(_, warps)| shared(*warps) <= most).ok_or_else(|| {
+            let least = built.map(|(_, warps)| shared(*warps)).min().unwrap_or_default();
             CudaError::shape("shared memory for a compressed cache", format!("at least {least} bytes per block"), most)
         })?;
         Ok(Self {
@@ -302,8 +300,8 @@ impl KvShiftModel {
             value_factors: gpu.upload(tables.value_factors)?,
             value_signs: gpu.upload(tables.value_signs)?,
             way_bytes,
-            warps,
-            shared_bytes: shared(warps) as u32,
+            step,
+            shared_bytes: shared(step.1) as u32,
         })
     }
 
@@ -490,17 +488,13 @@ pub fn kv_step(
         eps: rope.eps,
         value_scale: model.value_scale(),
     };
-    let module = match (head_dim, model.warps) {
-        (64, _) => Module::KvShiftStep64,
-        (_, 12) => Module::KvShiftStep12812,
-        _ => Module::KvShiftStep128,
-    };
+    let (module, warps) = model.step;
     let grid = [scratch.n_splits as u32, head_blocks(&attention) as u32, 1];
     let heads_of_all = [to_u32("heads", heads + 2 * kv_heads)?, 1, 1];
     // SAFETY: the lengths were checked; both kernels keep positions within pages and ring.
     unsafe {
         launch(gpu, stream, (module, "kv_shift_query"), (heads_of_all, 32, 0), &params)?;
-        launch(gpu, stream, (module, "kv_shift_attend"), (grid, 32 * model.warps as u32, model.shared_bytes), &params)
+        launch(gpu, stream, (module, "kv_shift_attend"), (grid, 32 * warps as u32, model.shared_bytes), &params)
     }
 }
 
