@@ -74,6 +74,10 @@ pub(crate) struct EvalArgs {
     /// Calibrate every method on the activations that its own quantized prefix makes.
     #[arg(long, conflicts_with = "container")]
     sequential: bool,
+    /// How much the tokens of the text count in what o and down are fitted to: equal, or capped for models with a few tokens of enormous
+    /// energy [default: equal].
+    #[arg(long, value_name = "HOW", value_parser = ["equal", "capped"], conflicts_with = "container")]
+    token_weights: Option<String>,
     /// Quantize embeddings and output head too, at this payload rate.
     #[arg(long, value_name = "RATE", conflicts_with = "container")]
     embeddings: Option<f64>,
@@ -163,6 +167,7 @@ fn ppl_args(workspace: &Workspace, args: &EvalArgs) -> Result<(Vec<String>, bool
         ("--calibration", args.calibration.as_deref().map(calibration_text).transpose()?),
         ("--calibration-tokens", args.calibration_tokens.map(|n| n.to_string())),
         ("--calibration-seed", args.calibration_seed.map(|n| n.to_string())),
+        ("--token-weights", args.token_weights.clone()),
         ("--tasks", args.tasks.clone()),
         ("--task-limit", args.task_limit.map(|n| n.to_string())),
         ("--passkey", args.passkey.clone()),

@@ -109,6 +109,9 @@ fn calibration(rows: &[EvaluationRow]) -> String {
     let text = if first.text == "built-in" { "the built-in text".to_owned() } else { format!("`{}`", first.text) };
     let prefix = if first.sequential { "the quantized prefix of each method" } else { "the unquantized model" };
     let mut out = format!("\nCalibration: {} tokens of {text}, activations of {prefix}", first.tokens);
+    if first.token_weights.as_deref() == Some("capped") {
+        out += ", tokens of great energy capped";
+    }
     out += match (first.overlap.same || first.overlap.shared >= 0.01, first.overlap.in_domain) {
         (true, _) => "; **the text of the evaluation is part of it**",
         (false, true) => "; in-domain (WikiText, like the evaluation)",

@@ -45,6 +45,8 @@ pub(crate) struct CalibrationNote {
     pub(crate) text: String,
     pub(crate) tokens: u64,
     pub(crate) sequential: bool,
+    #[serde(default)]
+    pub(crate) token_weights: Option<String>,
     pub(crate) overlap: TextOverlap,
     pub(crate) peak_heap_bytes: u64,
 }

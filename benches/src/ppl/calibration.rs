@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 use clap::Args;
 use gosset_eval::{CalibrationNote, TextOverlap};
-use gosset_quantize::{Activations, ModelSource};
+use gosset_quantize::{Activations, ModelSource, TokenWeights};
 use gosset_runtime::calibration::{Calibration, CalibrationOptions, CalibrationText};
 
 use super::Interrupt;
@@ -33,6 +33,10 @@ pub struct CalibrationArgs {
     /// Calibrate every method on the activations that its own quantized prefix makes; nothing can be shared between rows then.
     #[arg(long, conflicts_with = "container")]
     pub sequential: bool,
+    /// How much the tokens of the text count in what o and down are fitted to: equal, or capped for models with a few tokens of enormous
+    /// energy.
+    #[arg(long, value_name = "HOW", value_parser = TokenWeights::NAMES, default_value = "equal", conflicts_with = "container")]
+    pub token_weights: String,
 }
 
 /// The calibration of a run.
@@ -58,6 +62,7 @@ impl Calibrations {
             seed: args.calibration_seed,
             hessian_cache: args.hessian_cache.clone(),
             sequential: args.sequential,
+            token_weights: TokenWeights::named(&args.token_weights).unwrap_or_default(),
             ..CalibrationOptions::default()
         };
         Ok(Calibrations { options, overlap })
@@ -106,6 +111,7 @@ impl Calibrations {
             window: record.window,
             seed: record.seed,
             sequential: record.sequential,
+            token_weights: (!record.token_weights.is_equal()).then(|| record.token_weights.name().to_owned()),
             overlap: self.overlap,
             seconds,
             peak_heap_bytes,

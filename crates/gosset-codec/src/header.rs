@@ -28,11 +28,12 @@ impl MatrixHeader {
     pub fn codec_name(&self) -> &'static str {
         let scheme = match &self.scheme {
             SchemeHeader::Lattice(LatticeHeader { lattice, code, .. }) => {
-                let code = match code {
-                    CodeHeader::Rice { .. } => CodeKind::Rice,
-                    CodeHeader::Ans { .. } => CodeKind::Ans,
+                // Gains are in the scales of rows or columns; whether there were any cannot be seen.
+                let (code, gain) = match code {
+                    CodeHeader::Rice { .. } => (CodeKind::Rice, Gain::None),
+                    CodeHeader::Ans { .. } => (CodeKind::Ans, Gain::LeastSquares),
                 };
-                SchemeSpec::Lattice { lattice: *lattice, code, gain: Gain::None }
+                SchemeSpec::Lattice { lattice: *lattice, code, gain }
             }
             SchemeHeader::Trellis(header) => SchemeSpec::Trellis { states: header.states },
             SchemeHeader::Shift(header) => {

@@ -244,6 +244,11 @@ const fn lattice_ans(name: &'static str, about: &'static str, lattice: LatticeKi
     CodecInfo { name, about, min_bps: 0.5, max_bps: 10.0, rates: None, scheme }
 }
 
+const fn lattice_unbiased(name: &'static str, about: &'static str, lattice: LatticeKind) -> CodecInfo {
+    let scheme = SchemeSpec::Lattice { lattice: LatticeName(lattice), code: CodeKind::Ans, gain: Gain::None };
+    CodecInfo { scheme, ..lattice_ans(name, about, lattice) }
+}
+
 const fn trellis(name: &'static str, about: &'static str, states: u32) -> CodecInfo {
     // The tables go on to about 0.2 and 10.3 bits on Gaussian data.
     CodecInfo { name, about, min_bps: 0.5, max_bps: 10.0, rates: None, scheme: SchemeSpec::Trellis { states } }
@@ -259,7 +264,7 @@ const fn shift_pairs(name: &'static str, about: &'static str, state_bits: u8, or
     CodecInfo { name, about, min_bps: 2.0, max_bps: 4.0, rates: Some(&[2.0, 3.0, 4.0]), scheme }
 }
 
-static CODECS: [CodecInfo; 21] = [
+static CODECS: [CodecInfo; 22] = [
     lattice_ans("e8", "E8 lattice with ANS: 0.15 bits from the bound at any rate", LatticeKind::E8),
     lattice_ans("d4", "D4 lattice with ANS: 0.20 bits from the bound", LatticeKind::D4),
     lattice_ans("a2", "hexagonal lattice with ANS: 0.23 bits from the bound", LatticeKind::A2),
@@ -291,6 +296,7 @@ static CODECS: [CodecInfo; 21] = [
         17,
         ShiftOrderKind::Tiles,
     ),
+    lattice_unbiased("e8-unbiased", "e8 without the gain of least squares, which shrinks weights", LatticeKind::E8),
 ];
 
 /// All codecs by name: the one table behind names, help texts and refusals.
@@ -301,7 +307,7 @@ static CODECS: [CodecInfo; 21] = [
 /// assert_eq!(names[4..11], ["e8-rice", "d4-rice", "a2-rice", "z-rice", "trellis-8", "trellis-64", "trellis-256"]);
 /// assert_eq!(names[11..15], ["shift-12", "shift-13", "shift-14", "shift-15"]);
 /// assert_eq!(names[15..19], ["shift-16", "shift-17", "shift-18", "shiftlut-17"]);
-/// assert_eq!(names[19..], ["shift-16-tiles", "shiftlut-17-tiles"]);
+/// assert_eq!(names[19..], ["shift-16-tiles", "shiftlut-17-tiles", "e8-unbiased"]);
 /// ```
 pub fn codecs() -> &'static [CodecInfo] {
     &CODECS
@@ -318,14 +324,10 @@ impl SchemeSpec {
         self.info().map(|codec| codec.name)
     }
 
-    /// The codec with this scheme, of the same order where two differ by it.
+    /// The codec with this scheme, gain and order included where there is one.
     fn info(&self) -> Option<&'static CodecInfo> {
-        let order = |scheme: &SchemeSpec| match scheme {
-            SchemeSpec::Shift { order, .. } => Some(*order),
-            _ => None,
-        };
         let named = || CODECS.iter().filter(|codec| codec.scheme.has_name_of(self));
-        named().find(|codec| order(&codec.scheme) == order(self)).or_else(|| named().next())
+        named().find(|codec| codec.scheme == *self).or_else(|| named().next())
     }
 
     /// Whether both are one code: gain and order are options of it.
@@ -443,7 +445,8 @@ mod tests {
             (
                 "e9-rice@2",
                 "unknown codec `e9-rice`, expected one of e8, d4, a2, z, e8-rice, d4-rice, a2-rice, z-rice, trellis-8, trellis-64, trellis-256, \
-                 shift-12, shift-13, shift-14, shift-15, shift-16, shift-17, shift-18, shiftlut-17, shift-16-tiles, shiftlut-17-tiles",
+                 shift-12, shift-13, shift-14, shift-15, shift-16, shift-17, shift-18, shiftlut-17, shift-16-tiles, shiftlut-17-tiles, \
+                 e8-unbiased",
             ),
             ("e8-rice", "`e8-rice` is no codec specification, expected `codec@rate` such as `e8-rice@3.5`"),
             ("e8-rice@x", "`e8-rice@x` is no codec specification, expected `codec@rate` such as `e8-rice@3.5`"),

@@ -123,6 +123,9 @@ pub struct CalibrationNote {
     pub seed: u64,
     /// Whether inputs came from the quantized prefix.
     pub sequential: bool,
+    /// How much tokens counted, by name; `None` if all the same.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub token_weights: Option<String>,
     /// How the text relates to that of the evaluation.
     pub overlap: TextOverlap,
     /// Wall time of computing activations and second moments; what an earlier row left in a cache takes none.

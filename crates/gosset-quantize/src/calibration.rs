@@ -119,4 +119,57 @@ pub struct CalibrationRecord {
     pub seed: u64,
     /// Whether inputs come from the quantized prefix.
     pub sequential: bool,
+    /// How much each token counts.
+    #[serde(default, skip_serializing_if = "TokenWeights::is_equal")]
+    pub token_weights: TokenWeights,
+}
+
+/// How much the tokens of a calibration count in second moments of what `o` and `down` read.
+///
+/// Some models have a few tokens with thousands of times the energy of all others in the residual stream. An error there is divided by
+/// the norm of the stream before anything reads it, yet with equal weights second moments are mostly those of such tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum TokenWeights {
+    /// All the same.
+    #[default]
+    Equal,
+    /// A token with more than [`ENERGY_CAP`](Self::ENERGY_CAP) times the median energy of its sequence in the stream after the layer
+    /// counts by that limit over its energy.
+    Capped,
+}
+
+impl TokenWeights {
+    /// Medians of energy up to which tokens count in full where weights are capped.
+    pub const ENERGY_CAP: f64 = 16.0;
+    /// The names, in the order of help texts.
+    pub const NAMES: [&str; 2] = ["equal", "capped"];
+
+    /// The weights of that name; `None` if there are none.
+    ///
+    /// ```
+    /// use gosset_quantize::TokenWeights;
+    /// assert_eq!(TokenWeights::named("capped"), Some(TokenWeights::Capped));
+    /// assert_eq!(TokenWeights::named("none"), None);
+    /// ```
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        [Self::Equal, Self::Capped].into_iter().find(|weights| weights.name() == name)
+    }
+
+    /// Their name.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Equal => Self::NAMES[0],
+            Self::Capped => Self::NAMES[1],
+        }
+    }
+
+    /// Whether all tokens count the same.
+    #[must_use]
+    pub fn is_equal(&self) -> bool {
+        *self == Self::Equal
+    }
 }

@@ -30,7 +30,7 @@ mod target;
 mod tie;
 mod work;
 
-pub use calibration::{Activations, CalibrationRecord, InputMoments, TuneReport, TunedBlock};
+pub use calibration::{Activations, CalibrationRecord, InputMoments, TokenWeights, TuneReport, TunedBlock};
 pub use dequantize::{DequantizeSummary, FloatDtype, RawDequantizer, check_dequantize_targets, dequantize};
 pub use error::{QuantizeError, SourceError};
 pub use merge::{MergeSummary, merge};

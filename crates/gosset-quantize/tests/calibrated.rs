@@ -131,6 +131,7 @@ impl Activations for Fake {
             window: 100,
             seed: 7,
             sequential: self.is_sequential,
+            token_weights: gosset_quantize::TokenWeights::Equal,
         }
     }
 }

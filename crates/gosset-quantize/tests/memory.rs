@@ -63,6 +63,7 @@ impl Activations for Known {
             window: 1000,
             seed: 0,
             sequential: self.drifts,
+            token_weights: gosset_quantize::TokenWeights::Equal,
         }
     }
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::Result;
 use clap::Args;
-use gosset_quantize::{Method, ModelSource};
+use gosset_quantize::{Method, ModelSource, TokenWeights};
 use gosset_runtime::calibration::{Calibration, CalibrationOptions, CalibrationProgress, CalibrationText, Pass};
 
 use crate::exit::{Exit, error};
@@ -34,6 +34,10 @@ pub(super) struct CalibrationArgs {
     /// Show each layer what the quantized layers before it make, instead of what the original model makes; slower.
     #[arg(long)]
     sequential: bool,
+    /// How much the tokens of the text count in what o and down are fitted to: equal, or capped for models with a few tokens of enormous
+    /// energy, such as Qwen2.5 [default: equal].
+    #[arg(long, value_name = "HOW", value_parser = TokenWeights::NAMES)]
+    token_weights: Option<String>,
 }
 
 impl CalibrationArgs {
@@ -45,6 +49,7 @@ impl CalibrationArgs {
             (self.calibration_seed.is_some(), "--calibration-seed"),
             (self.hessian_cache.is_some(), "--hessian-cache"),
             (self.sequential, "--sequential"),
+            (self.token_weights.is_some(), "--token-weights"),
         ]
         .into_iter()
         .find_map(|(is_given, name)| is_given.then_some(name))
@@ -68,6 +73,7 @@ impl CalibrationArgs {
             seed: self.calibration_seed.unwrap_or(defaults.seed),
             hessian_cache: self.hessian_cache.clone(),
             sequential: self.sequential,
+            token_weights: self.token_weights.as_deref().and_then(TokenWeights::named).unwrap_or_default(),
             ..defaults
         };
         Ok(Some(Calibration::new(source, options)?))

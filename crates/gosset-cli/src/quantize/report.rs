@@ -158,8 +158,9 @@ fn calibration_rows(table: &mut Table, report: &Report, c: &CalibrationSummary) 
 /// A record on one line.
 pub(crate) fn record_line(r: &CalibrationRecord) -> String {
     let inputs = if r.sequential { ", inputs from the quantized layers before" } else { "" };
+    let weights = if r.token_weights.is_equal() { "" } else { ", tokens of great energy capped" };
     format!(
-        "{} ({} tokens in sequences of {}, seed {}{inputs}; SHA-256 of the text {})",
+        "{} ({} tokens in sequences of {}, seed {}{inputs}{weights}; SHA-256 of the text {})",
         r.text,
         r.tokens,
         r.window,

@@ -141,6 +141,21 @@ fn the_gain_lowers_the_error_of_every_row() {
 }
 
 #[test]
+fn e8_unbiased_is_e8_without_the_gain() {
+    let (rows, cols) = (32, 1024);
+    let x = gaussian(rows * cols, 108);
+    let [fitted, unbiased] =
+        ["e8", "e8-unbiased"].map(|name| encode(&spec(name, 2.0).check().unwrap(), &x, rows, cols));
+    assert!(points(&fitted) == points(&unbiased));
+    let slope = |encoded| {
+        let decoded = decode(encoded);
+        let product = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
+        product(&x, &decoded) / product(&x, &x)
+    };
+    assert!((slope(&unbiased) - 1.0).abs() < 0.01 && slope(&fitted) < 0.95, "{} {}", slope(&unbiased), slope(&fitted));
+}
+
+#[test]
 fn small_matrices_do_not_pay_much() {
     let x = gaussian(4096, 106);
     let rate = encode(&spec("e8", 3.0).check().unwrap(), &x, 16, 256).rate();

@@ -1,8 +1,8 @@
 //! Lattices and entropy-coded trellises along the outputs: one distortion level for all columns, found by the rate it gives.
 
 use gosset_codec::{
-    CodecError, CodecSpec, ColumnEncoder, ColumnOptions, EncodedMatrix, N_CLASSES, RateTarget, RotationHeader,
-    gaussian_payload_bps,
+    CodecError, CodecSpec, ColumnEncoder, ColumnOptions, EncodedMatrix, Gain, N_CLASSES, RateTarget, RotationHeader,
+    SchemeSpec, gaussian_payload_bps,
 };
 use gosset_unisvq::{BlockLdl, Hessian, LdlqOptions, Round, ldlq};
 
@@ -62,6 +62,7 @@ pub(super) fn encode(
         let of = |spread: &f64| gaussian_payload_bps(&spec.scheme, spread / step).unwrap_or(0.0);
         spreads.iter().map(of).sum::<f64>() / cols as f64
     };
+    let has_gains = !matches!(spec.scheme, SchemeSpec::Lattice { gain: Gain::None, .. });
     let mut gains = [1.0; N_CLASSES];
     let mut asked_of_curve = asked;
     let mut best: Option<(f64, EncodedMatrix)> = None;
@@ -82,7 +83,7 @@ pub(super) fn encode(
         if sweep > 1 && best.as_ref().is_none_or(|(least, _)| error < *least) {
             best = Some((error, encoded));
         }
-        if asked < GAINS_BELOW_BPS {
+        if has_gains && asked < GAINS_BELOW_BPS {
             gains = new_gains;
         }
         sweeps = sweep;

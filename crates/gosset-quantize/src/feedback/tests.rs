@@ -288,6 +288,25 @@ fn codecs_that_have_no_form_with_feedback_are_known() {
 }
 
 #[test]
+fn unbiased_weights_are_as_large_as_the_originals() {
+    let (rows, cols) = (256, 96);
+    let w = calibrate::gaussian(rows * cols, 21);
+    let mut x = inputs(4000, cols, 22);
+    x.iter_mut().zip(calibrate::gaussian(4000 * cols, 23)).for_each(|(x, noise)| *x += 2.0 * noise);
+    let moments = moments(&x, cols);
+    let slope = |codec| {
+        let (encoded, report, decoded) = with_feedback(codec, &w, (rows, cols), &moments);
+        assert_eq!((encoded.header.codec_name(), report.simpler), ("e8", None), "{codec}");
+        let product = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
+        (product(&w, &decoded) / product(&w, &w), product(&w, &decoded) / product(&decoded, &decoded))
+    };
+    // Least squares: the error is orthogonal to what is stored, which is smaller by its share. Without: orthogonal to the originals.
+    let ((along, fitted), (unbiased, too_large)) = (slope("e8@2"), slope("e8-unbiased@2"));
+    assert!((fitted - 1.0).abs() < 0.01 && (0.9..0.96).contains(&along), "{along} {fitted}");
+    assert!((unbiased - 1.0).abs() < 0.01 && (0.9..0.96).contains(&too_large), "{unbiased} {too_large}");
+}
+
+#[test]
 fn outputs_that_bring_more_are_kept_better() {
     let (rows, cols) = (128, 96);
     let moments = moments(&inputs(2000, cols, 4), cols);

@@ -22,6 +22,7 @@ use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
+use gosset_quantize::TokenWeights;
 use gosset_unisvq::Hessian;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -50,6 +51,9 @@ pub(super) struct CacheKey {
     pub(super) tokens: u64,
     /// Tokens of a sequence.
     pub(super) window: u64,
+    /// How much each token counts.
+    #[serde(default, skip_serializing_if = "TokenWeights::is_equal")]
+    pub(super) token_weights: TokenWeights,
 }
 
 impl CacheKey {
@@ -62,6 +66,7 @@ impl CacheKey {
                 ("tokens", key.tokens.to_string()),
                 ("tokens of a sequence", key.window.to_string()),
                 ("token ids", key.tokens_sha256.clone()),
+                ("token weights", key.token_weights.name().to_owned()),
             ]
         };
         let mut pairs = fields(self).into_iter().zip(fields(found));

@@ -46,6 +46,11 @@ impl LayerInput {
         }
     }
 
+    /// Whether what reads it adds to the residual stream, whose energy then says how much an error counts.
+    pub(super) const fn feeds_stream(self) -> bool {
+        matches!(self, LayerInput::AttentionOutput | LayerInput::FeedForwardOutput)
+    }
+
     /// Number of its channels.
     pub(super) fn width(self, config: &ModelConfig) -> usize {
         match self {

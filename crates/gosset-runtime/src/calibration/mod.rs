@@ -35,13 +35,15 @@ mod prefix;
 mod progress;
 mod runner;
 mod text;
+mod token_factors;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use gosset_quantize::{
-    Activations, CalibrationRecord, InputMoments, ModelSource, Plan, QuantizeError, TensorInfo, TunedBlock,
+    Activations, CalibrationRecord, InputMoments, ModelSource, Plan, QuantizeError, TensorInfo, TokenWeights,
+    TunedBlock,
 };
 use gosset_unisvq::UniSvqMatrix;
 
@@ -80,6 +82,8 @@ pub struct CalibrationOptions {
     pub hessian_cache: Option<PathBuf>,
     /// Whether inputs come from the quantized prefix.
     pub sequential: bool,
+    /// How much each token counts.
+    pub token_weights: TokenWeights,
 }
 
 impl Default for CalibrationOptions {
@@ -92,6 +96,7 @@ impl Default for CalibrationOptions {
             seed: 0,
             hessian_cache: None,
             sequential: false,
+            token_weights: TokenWeights::Equal,
         }
     }
 }
@@ -165,9 +170,10 @@ impl<'a> Calibration<'a> {
             window: sequences.window as u64,
             seed: options.seed,
             sequential: options.sequential,
+            token_weights: options.token_weights,
         };
         let reporter = Reporter { n_layers: config.n_layers, n_sequences: sequences.n_sequences(), observer: None };
-        let runner = Runner::new(source, config, sequences);
+        let runner = Runner::new(source, config, sequences, options.token_weights);
         let cache = match &options.hessian_cache {
             Some(folder) => {
                 let key = CacheKey {
@@ -176,6 +182,7 @@ impl<'a> Calibration<'a> {
                     tokens_sha256: record.tokens_sha256.clone(),
                     tokens: record.tokens,
                     window: record.window,
+                    token_weights: record.token_weights,
                 };
                 Some(HessianCache::open(folder, key)?)
             }
@@ -253,7 +260,9 @@ impl<'a> Calibration<'a> {
             let widths =
                 LayerInput::ALL.map(|input| input.width(&self.runner.config) * self.runner.sequences.window * 4);
             let waiting = widths.iter().max().map_or(0, |bytes| *bytes as u64);
-            return self.stream_bytes(2) + 4 * layer + pass + waiting + largest + LIBRARIES;
+            // The stream after the layer says how much tokens count.
+            let streams = if self.record.token_weights.is_equal() { 2 } else { 3 };
+            return self.stream_bytes(streams) + 4 * layer + pass + waiting + largest + LIBRARIES;
         }
         let sums: u64 = all.iter().map(|(sums, waiting)| sums + waiting).sum();
         let stored = if self.cache.is_some() { all.iter().map(|(sums, _)| *sums).max().unwrap_or_default() } else { 0 };

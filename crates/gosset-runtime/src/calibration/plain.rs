@@ -8,7 +8,8 @@ use gosset_unisvq::HessianAccumulator;
 use super::cache::HessianCache;
 use super::layer_input::{InputCoverage, LayerInput};
 use super::progress::{Pass, Reporter};
-use super::runner::{Runner, See, Watch, check_output};
+use super::runner::{Count, Runner, See, Watch, check_output};
+use super::token_factors::{token_factors, weighted};
 use crate::error::RuntimeError;
 use crate::tensor::f32_slice;
 
@@ -35,7 +36,7 @@ impl PlainStream {
 
     /// Moves over one layer without a look at it.
     pub(super) fn skip(&mut self, runner: &Runner<'_>, reporter: &mut Reporter) -> Result<(), RuntimeError> {
-        self.walk(runner, reporter, Pass::Forward, &mut |_, _| Ok(()))
+        self.walk(runner, reporter, Pass::Forward, &mut |_, _, _| Ok(()))
     }
 
     /// Moves over one layer and takes its second moments, which the cache gets too.
@@ -52,10 +53,16 @@ impl PlainStream {
             let sums = HessianAccumulator::new(input.width(&runner.config)).map_err(failed(input))?;
             parts.push((sums, Watch::new(layer, input, &runner.config)));
         }
-        self.walk(runner, reporter, Pass::Moments, &mut |input, x| {
+        self.walk(runner, reporter, Pass::Moments, &mut |input, x, count| {
             let (sums, watch) = &mut parts[input as usize];
-            watch.look(x)?;
-            sums.add(x).map_err(failed(input))
+            if !matches!(count, Count::By(_)) {
+                watch.look(x)?;
+            }
+            match count {
+                Count::Equally => sums.add(x).map_err(failed(input)),
+                Count::Later => Ok(()),
+                Count::By(factors) => sums.add(&weighted(x, factors)).map_err(failed(input)),
+            }
         })?;
         let mut finished = Vec::with_capacity(4);
         for ((sums, watch), input) in parts.into_iter().zip(LayerInput::ALL) {
@@ -81,10 +88,23 @@ impl PlainStream {
         for i in 0..runner.sequences.n_sequences() {
             reporter.at(pass, self.next, i)?;
             let x = runner.sequence(&self.x, i)?;
-            let after = runner.pass(&layer, &x, None, &mut |input, x| see(input, &f32_slice(x)?))?;
+            let (weights, hidden) = (runner.token_weights, runner.config.hidden_size);
+            // Inputs that wait for the energy of the stream.
+            let mut waiting = Vec::new();
+            let after = runner.pass(&layer, &x, None, &mut |input, x| {
+                if pass == Pass::Moments && !weights.is_equal() && input.feeds_stream() {
+                    waiting.push((input, x.clone()));
+                    return see(input, &f32_slice(x)?, Count::Later);
+                }
+                see(input, &f32_slice(x)?, Count::Equally)
+            })?;
             if let Some(after) = after {
                 let first = runner.sequences.range(i).start;
-                check_output(self.next, first, &f32_slice(&after)?, runner.config.hidden_size)?;
+                check_output(self.next, first, &f32_slice(&after)?, hidden)?;
+                let factors = token_factors(weights, &f32_slice(&after)?, hidden);
+                for (input, x) in waiting {
+                    see(input, &f32_slice(&x)?, Count::By(factors.as_deref()))?;
+                }
                 runner.set_sequence(&mut self.x, i, &after)?;
             }
         }

@@ -8,6 +8,7 @@ use gosset_unisvq::{CrossAccumulator, HessianAccumulator};
 use super::layer_input::{InputCoverage, LayerInput};
 use super::progress::{Pass, Reporter};
 use super::runner::{Replaced, Runner, Watch, add_squares, check_output};
+use super::token_factors::{token_factors, weighted};
 use crate::error::RuntimeError;
 use crate::models::EMBEDDING;
 use crate::tensor::f32_slice;
@@ -23,6 +24,8 @@ pub(super) struct Prefix {
     replaced: Replaced,
     /// Whether the first layer reads the same in both streams.
     same_embedding: bool,
+    /// Factors of all tokens in second moments of what o and down of this layer read, once they were needed.
+    factors: Option<Arc<Vec<f32>>>,
     /// Whether a pass ended early, with some sequences before the layer and others after it.
     half_done: bool,
 }
@@ -31,7 +34,8 @@ impl Prefix {
     /// Before the first layer, where both streams are the same.
     pub(super) fn new(runner: &Runner<'_>) -> Result<Self, RuntimeError> {
         let x = runner.embed()?;
-        Ok(Self { layer: 0, x_hat: x.clone(), x, replaced: Replaced::new(), same_embedding: true, half_done: false })
+        let (x_hat, replaced) = (x.clone(), Replaced::new());
+        Ok(Self { layer: 0, x, x_hat, replaced, same_embedding: true, factors: None, half_done: false })
     }
 
     /// Whether a pass over a layer ended early: then nothing more can be made of the streams.
@@ -105,6 +109,7 @@ impl Prefix {
             }
             self.half_done = false;
             self.replaced.clear();
+            self.factors = None;
             self.layer += 1;
         }
         Ok(())
@@ -112,11 +117,12 @@ impl Prefix {
 
     /// Second moments of `input` of the layer at hand as its quantized tensors make it, and the drift of the unquantized one from it.
     pub(super) fn moments(
-        &self,
+        &mut self,
         runner: &Runner<'_>,
         reporter: &mut Reporter,
         input: LayerInput,
     ) -> Result<(InputMoments, InputCoverage), RuntimeError> {
+        let factors = self.factors(runner, reporter, input)?;
         let failed = |source| RuntimeError::Moments { place: input.place(self.layer), source };
         let same = self.layer == 0 && input == LayerInput::Attention && self.same_embedding;
         let (plain, quantized) = (runner.layer(self.layer)?, runner.replaced_layer(self.layer, &self.replaced)?);
@@ -144,9 +150,11 @@ impl Prefix {
             let x_hat = at(&quantized, &self.x_hat)?;
             let x_hat = f32_slice(&x_hat)?;
             watch.look(&x_hat)?;
+            let factors = factors.as_ref().map(|factors| &factors[runner.sequences.range(i)]);
+            let x_hat = weighted(&x_hat, factors);
             sums.add(&x_hat).map_err(failed)?;
             if let Some(cross) = &mut cross {
-                cross.add(&f32_slice(&at(&plain, &self.x)?)?, &x_hat).map_err(failed)?;
+                cross.add(&weighted(&f32_slice(&at(&plain, &self.x)?)?, factors), &x_hat).map_err(failed)?;
             }
         }
         let hessian = sums.finish().map_err(failed)?;
@@ -156,15 +164,44 @@ impl Prefix {
         Ok((InputMoments { dead_inputs, hessian, drift, output_energy: None }, seen))
     }
 
+    /// Factors of all tokens in second moments of `input`, by the unquantized stream after the layer; `None` where all count the same.
+    fn factors(
+        &mut self,
+        runner: &Runner<'_>,
+        reporter: &mut Reporter,
+        input: LayerInput,
+    ) -> Result<Option<Arc<Vec<f32>>>, RuntimeError> {
+        if runner.token_weights.is_equal() || !input.feeds_stream() {
+            return Ok(None);
+        }
+        if self.factors.is_none() {
+            let stream = self.targets(runner, reporter)?;
+            let hidden = runner.config.hidden_size;
+            let of = |i: usize| {
+                let range = runner.sequences.range(i);
+                let stream = &stream[range.start * hidden..range.end * hidden];
+                token_factors(runner.token_weights, stream, hidden).unwrap_or_else(|| vec![1.0; range.len()])
+            };
+            self.factors = Some(Arc::new((0..runner.sequences.n_sequences()).flat_map(of).collect()));
+        }
+        Ok(self.factors.clone())
+    }
+
     /// Mean squares of what down reads, in the unquantized layer and the unquantized stream.
-    pub(super) fn gated_power(&self, runner: &Runner<'_>, reporter: &mut Reporter) -> Result<Vec<f64>, RuntimeError> {
+    pub(super) fn gated_power(
+        &mut self,
+        runner: &Runner<'_>,
+        reporter: &mut Reporter,
+    ) -> Result<Vec<f64>, RuntimeError> {
         let layer = runner.layer(self.layer)?;
         let mut power = vec![0f64; LayerInput::FeedForwardOutput.width(&runner.config)];
+        let factors = self.factors(runner, reporter, LayerInput::FeedForwardOutput)?;
         for i in 0..runner.sequences.n_sequences() {
             reporter.at(Pass::Moments, self.layer, i)?;
             let mut add = |input: LayerInput, values: &candle_core::Tensor| {
                 if input == LayerInput::FeedForwardOutput {
-                    add_squares(&mut power, &f32_slice(values)?);
+                    let factors = factors.as_ref().map(|factors| &factors[runner.sequences.range(i)]);
+                    add_squares(&mut power, &weighted(&f32_slice(values)?, factors));
                 }
                 Ok(())
             };

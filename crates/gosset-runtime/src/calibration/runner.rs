@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use candle_core::Tensor;
-use gosset_quantize::ModelSource;
+use gosset_quantize::{ModelSource, TokenWeights};
 use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 
@@ -22,12 +22,24 @@ use crate::weights::{SourceWeights, Weights};
 pub(super) type Replaced = HashMap<String, Vec<f32>>;
 
 /// Gets each input of a layer, `[tokens, channels]`, row-major, as a pass comes to it.
-pub(super) type See<'s> = dyn FnMut(LayerInput, &[f32]) -> Result<(), RuntimeError> + 's;
+pub(super) type See<'s> = dyn FnMut(LayerInput, &[f32], Count<'_>) -> Result<(), RuntimeError> + 's;
+
+/// How the tokens of an input count.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Count<'f> {
+    /// All the same.
+    Equally,
+    /// It comes again once the stream after the layer is known.
+    Later,
+    /// It was seen already; its rows have these factors, or all 1.
+    By(Option<&'f [f32]>),
+}
 
 /// Everything that the hidden states of a calibration are computed with.
 pub(super) struct Runner<'a> {
     pub(super) config: ModelConfig,
     pub(super) sequences: Sequences,
+    pub(super) token_weights: TokenWeights,
     source: &'a dyn ModelSource,
     weights: SourceWeights<'a>,
     rope: RopeTables,
@@ -35,12 +47,18 @@ pub(super) struct Runner<'a> {
 
 impl<'a> Runner<'a> {
     /// For a checkpoint whose shapes were checked and ids below its vocabulary.
-    pub(super) fn new(source: &'a dyn ModelSource, config: ModelConfig, sequences: Sequences) -> Self {
+    pub(super) fn new(
+        source: &'a dyn ModelSource,
+        config: ModelConfig,
+        sequences: Sequences,
+        token_weights: TokenWeights,
+    ) -> Self {
         Self {
             rope: Ropes::of(&config).table(0..sequences.window),
             weights: SourceWeights::new(source),
             source,
             sequences,
+            token_weights,
             config,
         }
     }
@@ -194,7 +212,9 @@ impl<'a> Runner<'a> {
         // and their product.
         let row = 7 * c.hidden_size + 2 * c.q_dim() + 4 * c.kv_dim() + 3 * c.intermediate_size;
         let scores = crate::attention::SCORE_ROWS * self.sequences.window * rayon::current_num_threads();
-        (row * self.sequences.window + scores) as u64 * 4
+        // Rows of one input times their factors.
+        let weighted = if self.token_weights.is_equal() { 0 } else { c.q_dim().max(c.intermediate_size) };
+        ((row + weighted) * self.sequences.window + scores) as u64 * 4
     }
 }
 

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use gosset_quantize::{Activations, ModelSource, QuantizeError, TensorInfo};
+use gosset_quantize::{Activations, ModelSource, QuantizeError, TensorInfo, TokenWeights};
 
 use super::{MemorySource, gemma3_like, mistral_like, numbers, qwen3_like};
 use crate::RuntimeError;
@@ -102,6 +102,77 @@ fn second_moments_are_those_of_a_naive_pass_in_f64() {
             let worst = h.iter().zip(naive).map(|(a, b)| (a - b).abs() / scale).fold(0.0, f64::max);
             assert!(h.len() == naive.len() && worst < TOLERANCE, "{tensor}: {worst:e}");
         }
+    }
+}
+
+/// A model to which the letter Z has an embedding of a thousand times the usual size, and options for a text with one Z in it.
+fn with_a_massive_token(folder: &Path) -> (MemorySource, CalibrationOptions) {
+    const HIDDEN: usize = 64;
+    let mut source = tiny(TinyFamily::Qwen2);
+    let path = folder.join("text.txt");
+    let text = "One token of this text is a thousand times as large: Z. What comes after it sees it.";
+    fs::write(&path, text).unwrap();
+    let tokens = sequences(&source, text, 40).concat();
+    let of_z = sequences(&source, "Z", 40).concat();
+    let id = *of_z.last().unwrap();
+    assert_eq!(tokens.iter().filter(|&&token| token == id).count(), 1);
+    let row = &mut source.tensor_mut("model.embed_tokens.weight")[id as usize * HIDDEN..][..HIDDEN];
+    row.iter_mut().for_each(|v| *v *= 1000.0);
+    (source, CalibrationOptions { text: CalibrationText::Path(path), ..options(1000, 40) })
+}
+
+#[test]
+fn capped_weights_take_a_massive_token_out_of_what_o_and_down_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let (source, equal) = with_a_massive_token(folder.path());
+    let capped = CalibrationOptions { token_weights: TokenWeights::Capped, ..equal.clone() };
+    assert_eq!(Calibration::new(&source, capped.clone()).unwrap().record().token_weights, TokenWeights::Capped);
+    let cached = CalibrationOptions { hessian_cache: Some(folder.path().join("h")), ..capped.clone() };
+    let (plain, found) = (all_moments(&source, &equal), all_moments(&source, &capped));
+    assert!(all_moments(&source, &cached) == found && all_moments(&source, &cached) == found, "through a cache");
+    for ((tensor, plain), (_, found)) in plain.iter().zip(&found) {
+        assert_eq!(plain.n_tokens(), found.n_tokens());
+        if !tensor.contains("o_proj") && !tensor.contains("down_proj") {
+            assert!(plain == found, "{tensor}");
+            continue;
+        }
+        // What is gone is one token's x xᵀ: of rank one, and with a diagonal that is nowhere negative.
+        let n = plain.n();
+        let gone: Vec<f64> = plain.as_slice().iter().zip(found.as_slice()).map(|(a, b)| a - b).collect();
+        let at = (0..n).max_by(|&a, &b| gone[a * n + a].total_cmp(&gone[b * n + b])).unwrap();
+        let pivot = gone[at * n + at];
+        assert!(pivot > 0.0, "{tensor}");
+        for i in 0..n {
+            for j in 0..n {
+                let error = (gone[i * n + j] - gone[i * n + at] * gone[at * n + j] / pivot).abs();
+                assert!(error < 1e-5 * plain.mean_diagonal(), "{tensor} {i} {j}: {error:e}");
+            }
+        }
+    }
+    let mixed = CalibrationOptions { token_weights: TokenWeights::Equal, ..cached };
+    let error = Calibration::new(&source, mixed).unwrap_err().to_string();
+    assert!(error.contains("token weights") && error.contains("capped") && error.contains("equal"), "{error}");
+}
+
+#[test]
+fn capped_weights_are_the_same_with_a_quantized_prefix_that_changes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let (source, equal) = with_a_massive_token(folder.path());
+    let capped = CalibrationOptions { token_weights: TokenWeights::Capped, ..equal };
+    let mut sequential = Calibration::new(&source, CalibrationOptions { sequential: true, ..capped.clone() }).unwrap();
+    let mut plain = Calibration::new(&source, capped).unwrap();
+    for layer in 0..2 {
+        for input in LayerInput::ALL {
+            let (found, expected) =
+                (sequential.input_moments(layer, input).unwrap(), plain.input_moments(layer, input).unwrap());
+            assert!(found.hessian == expected.hessian, "{layer} {input:?}");
+            if let Some(drift) = found.drift {
+                assert!(*drift == *found.hessian.as_slice(), "{layer} {input:?}");
+            }
+        }
+        let (found, expected) = (sequential.gated_energy(layer).unwrap(), plain.gated_energy(layer).unwrap());
+        let worst = found.iter().zip(&*expected).map(|(a, b)| (a - b).abs() / b.max(1e-12)).fold(0.0, f64::max);
+        assert!(worst < 1e-4, "{layer}: {worst:e}");
     }
 }
 
