@@ -348,10 +348,13 @@ mod tests {
     #[test]
     fn calibration_reaches_the_binary() {
         let file = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
-        let words = "--codecs e8+feedback@3 --calibration-tokens 64 --calibration-seed 5 --hessian-cache hc --json-out o.json --calibration";
+        let words = "--codecs e8+feedback@3 --calibration-tokens 64 --calibration-seed 5 --token-weights capped --hessian-cache hc \
+                     --json-out o.json --calibration";
         let words: Vec<&str> = words.split(' ').chain([file]).collect();
         let (args, _) = mapped(&words).unwrap();
-        for (flag, value) in [("--calibration-tokens", "64"), ("--calibration-seed", "5")] {
+        for (flag, value) in
+            [("--calibration-tokens", "64"), ("--calibration-seed", "5"), ("--token-weights", "capped")]
+        {
             assert_eq!(after(&args, flag), value);
         }
         for flag in ["--calibration", "--hessian-cache", "--json-out"] {

@@ -197,6 +197,17 @@ fn calibration_is_planned_reported_and_refused_where_it_has_no_use() {
     let json = bench.run(&words).ok().json();
     assert_eq!(json["calibration"]["record"]["text"], "text.txt");
     assert!(json["warnings"].to_string().contains("tokens were asked for"), "{}", json["warnings"]);
+    assert!(json["calibration"]["record"].get("token_weights").is_none(), "as files of 0.1.0 have it");
+    let json = bench.run(&format!("{words} --token-weights capped")).ok().json();
+    assert_eq!(json["calibration"]["record"]["token_weights"], "capped");
+    let inspected = bench.run("inspect out.gosset").ok();
+    assert!(inspected.stdout.contains("tokens of great energy capped"), "{}", inspected.stdout);
+    bench.run(&format!("{words} --token-weights most")).fails(2, &["--token-weights", "most", "equal, capped"]);
+    let refused = format!("quantize {model} -o e.gosset --rate 3 --codec e8 --token-weights capped");
+    bench.run(&refused).fails(2, &["--token-weights", "e8+feedback"]);
+    let unbiased = format!("quantize {model} -o u.gosset --rate 2 --codec e8-unbiased+feedback --calibration text.txt");
+    let report = bench.run(&unbiased).ok();
+    assert!(report.stdout.contains("e8-unbiased+feedback"), "{}", report.stdout);
 
     bench.run(&format!("quantize {model} -o e.gosset --rate 3 --codec e8 --sequential")).fails(2, &["e8+feedback"]);
     bench
