@@ -76,11 +76,14 @@ pub(crate) fn codec_of(entry: &TensorEntry) -> String {
     }
 }
 
-/// What the header of a tensor tells of the method that made it: neither feedback and tuning, nor the order of strings, nor which
-/// affine grid.
+/// What the header of a tensor tells of the method that made it: neither feedback and tuning, nor gains, nor the order of strings, nor
+/// which affine grid.
 fn family(method: &str) -> &str {
     let codec = method.split_once('+').map_or(method, |(codec, _)| codec);
-    if codec.starts_with("unisvq") { "unisvq" } else { codec.strip_suffix("-tiles").unwrap_or(codec) }
+    if codec.starts_with("unisvq") {
+        return "unisvq";
+    }
+    ["-tiles", "-unbiased"].into_iter().find_map(|suffix| codec.strip_suffix(suffix)).unwrap_or(codec)
 }
 
 fn has_exact_rows(entry: &TensorEntry) -> bool {
@@ -99,6 +102,7 @@ mod tests {
         for (method, header) in [
             ("e8+feedback", "e8"),
             ("e8-rice", "e8-rice"),
+            ("e8-unbiased+feedback", "e8"),
             ("shift-16-tiles+feedback", "shift-16"),
             ("shiftlut-17-tiles", "shiftlut-17-tiles"),
             ("unisvq-random+ft", "unisvq-affine"),

@@ -208,6 +208,7 @@ fn calibration_is_planned_reported_and_refused_where_it_has_no_use() {
     let unbiased = format!("quantize {model} -o u.gosset --rate 2 --codec e8-unbiased+feedback --calibration text.txt");
     let report = bench.run(&unbiased).ok();
     assert!(report.stdout.contains("e8-unbiased+feedback"), "{}", report.stdout);
+    bench.run("verify u.gosset").ok();
 
     bench.run(&format!("quantize {model} -o e.gosset --rate 3 --codec e8 --sequential")).fails(2, &["e8+feedback"]);
     bench
