@@ -58,7 +58,7 @@ pub(crate) fn encode(scheme: &SchemeSpec, target: RateTarget, units: &Units<'_>)
 pub(crate) fn estimate(scheme: &SchemeSpec, target: RateTarget, rows: u64, cols: u64) -> RateEstimate {
     let n = rows.saturating_mul(cols);
     match scheme {
-        SchemeSpec::Lattice { lattice, code, .. } => lattice::estimate(lattice.0, *code, target, n),
+        SchemeSpec::Lattice { lattice, code, gain } => lattice::estimate(lattice.0, *code, *gain, target, n),
         SchemeSpec::Trellis { states } => trellis::estimate(*states, target, n),
         SchemeSpec::Shift { state_bits, code, order } => {
             shift::estimate(*state_bits, *code, *order, target, rows, cols)

@@ -152,6 +152,11 @@ fn e8_unbiased_is_e8_without_the_gain() {
         let product = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
         product(&x, &decoded) / product(&x, &x)
     };
+    for (name, encoded) in [("e8", &fitted), ("e8-unbiased", &unbiased)] {
+        let expected = spec(name, 2.0).check().unwrap().estimate(rows, cols).snr_db;
+        let found = snr_db(&x, &decode(encoded));
+        assert!((found - expected).abs() < 0.1, "{name}: {found} {expected}");
+    }
     assert!((slope(&unbiased) - 1.0).abs() < 0.01 && slope(&fitted) < 0.95, "{} {}", slope(&unbiased), slope(&fitted));
 }
 

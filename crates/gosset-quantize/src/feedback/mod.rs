@@ -17,9 +17,7 @@ mod steps;
 #[cfg(test)]
 mod tests;
 
-use gosset_codec::{
-    CodeKind, CodecError, CodecSpec, DecodeScratch, EncodedMatrix, Gain, MatRef, SchemeSpec, ShiftOrderKind,
-};
+use gosset_codec::{CodeKind, CodecError, CodecSpec, DecodeScratch, EncodedMatrix, MatRef, SchemeSpec, ShiftOrderKind};
 use gosset_unisvq::{Damped, DampingMethod, DampingReport, DampingSpec, UniSvqError, drift_target, relative_proxy};
 use serde::{Deserialize, Serialize};
 
@@ -145,12 +143,7 @@ pub fn encode(
     let (natural, ldl) = options.damping.factor(&moments.hessian, 1)?;
     let damping = natural.report();
     let payload = |encoded: &EncodedMatrix| encoded.rate().payload_bps();
-    let fitted = 10f64.powf(-0.1 * codec.estimate(rows, cols).snr_db);
-    // Without the gain of least squares, 1 less the error, points are that much larger, and so is the error.
-    let noise = match spec.scheme {
-        SchemeSpec::Lattice { gain: Gain::None, .. } if fitted < 1.0 => fitted / (1.0 - fitted),
-        _ => fitted,
-    };
+    let noise = 10f64.powf(-0.1 * codec.estimate(rows, cols).snr_db);
     let proxy_of = |encoded: &EncodedMatrix, target: &[f32], exponents: &[u8]| -> Result<f64, CodecError> {
         let mut decoded = vec![0.0; target.len()];
         encoded.decoder()?.decode_rows(0..rows, &mut decoded, &mut DecodeScratch::new())?;

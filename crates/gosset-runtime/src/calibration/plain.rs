@@ -88,11 +88,11 @@ impl PlainStream {
         for i in 0..runner.sequences.n_sequences() {
             reporter.at(pass, self.next, i)?;
             let x = runner.sequence(&self.x, i)?;
-            let (weights, hidden) = (runner.token_weights, runner.config.hidden_size);
+            let hidden = runner.config.hidden_size;
             // Inputs that wait for the energy of the stream.
             let mut waiting = Vec::new();
             let after = runner.pass(&layer, &x, None, &mut |input, x| {
-                if pass == Pass::Moments && !weights.is_equal() && input.feeds_stream() {
+                if pass == Pass::Moments && runner.weighs(input) {
                     waiting.push((input, x.clone()));
                     return see(input, &f32_slice(x)?, Count::Later);
                 }
@@ -101,9 +101,11 @@ impl PlainStream {
             if let Some(after) = after {
                 let first = runner.sequences.range(i).start;
                 check_output(self.next, first, &f32_slice(&after)?, hidden)?;
-                let factors = token_factors(weights, &f32_slice(&after)?, hidden);
-                for (input, x) in waiting {
-                    see(input, &f32_slice(&x)?, Count::By(factors.as_deref()))?;
+                if !waiting.is_empty() {
+                    let factors = token_factors(runner.token_weights, &f32_slice(&after)?, hidden);
+                    for (input, x) in waiting {
+                        see(input, &f32_slice(&x)?, Count::By(factors.as_deref()))?;
+                    }
                 }
                 runner.set_sequence(&mut self.x, i, &after)?;
             }

@@ -171,7 +171,7 @@ impl Prefix {
         reporter: &mut Reporter,
         input: LayerInput,
     ) -> Result<Option<Arc<Vec<f32>>>, RuntimeError> {
-        if runner.token_weights.is_equal() || !input.feeds_stream() {
+        if !runner.weighs(input) {
             return Ok(None);
         }
         if self.factors.is_none() {
@@ -193,9 +193,9 @@ impl Prefix {
         runner: &Runner<'_>,
         reporter: &mut Reporter,
     ) -> Result<Vec<f64>, RuntimeError> {
+        let factors = self.factors(runner, reporter, LayerInput::FeedForwardOutput)?;
         let layer = runner.layer(self.layer)?;
         let mut power = vec![0f64; LayerInput::FeedForwardOutput.width(&runner.config)];
-        let factors = self.factors(runner, reporter, LayerInput::FeedForwardOutput)?;
         for i in 0..runner.sequences.n_sequences() {
             reporter.at(Pass::Moments, self.layer, i)?;
             let mut add = |input: LayerInput, values: &candle_core::Tensor| {

@@ -63,6 +63,11 @@ impl<'a> Runner<'a> {
         }
     }
 
+    /// Whether tokens count differently in second moments of `input`, by the stream after the layer.
+    pub(super) fn weighs(&self, input: LayerInput) -> bool {
+        !self.token_weights.is_equal() && input.feeds_stream()
+    }
+
     /// Embeddings of all tokens, `[tokens, hidden]`; each row of the table that occurs is read once.
     pub(super) fn embed(&self) -> Result<Vec<f32>, RuntimeError> {
         let (ids, hidden) = (&self.sequences.ids, self.config.hidden_size);

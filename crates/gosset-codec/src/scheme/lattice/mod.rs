@@ -19,7 +19,7 @@ pub(crate) use decode::LatticeDecoder;
 pub(crate) use encode::{MAX_SCALED, SymbolStats, count_symbols, encode};
 
 use crate::plane::{PlaneData, PlaneSet};
-use crate::{CodeHeader, CodeKind, LatticeHeader, RateEstimate, RateTarget};
+use crate::{CodeHeader, CodeKind, Gain, LatticeHeader, RateEstimate, RateTarget};
 
 /// Codewords, most significant bit first.
 pub(crate) const WORDS: &str = "words";
@@ -61,7 +61,7 @@ pub(crate) fn gaussian_bps(lattice: LatticeKind, code: CodeKind, alpha: f64) -> 
 }
 
 /// What `n` Gaussian values are expected to take.
-pub(crate) fn estimate(lattice: LatticeKind, code: CodeKind, target: RateTarget, n: u64) -> RateEstimate {
+pub(crate) fn estimate(lattice: LatticeKind, code: CodeKind, gain: Gain, target: RateTarget, n: u64) -> RateEstimate {
     let curve = curve::curve_of(lattice, code);
     let point = match target {
         RateTarget::PayloadBps(bps) => curve.at_bps(bps),
@@ -80,5 +80,13 @@ pub(crate) fn estimate(lattice: LatticeKind, code: CodeKind, target: RateTarget,
             Rate { payload_bits, length_bits: 16 * n.div_ceil(ans::ANS_STREAM_LEN as u64), ..Rate::default() }
         }
     };
-    RateEstimate { rate, snr_db: point.snr_db }
+    let snr_db = match (code, gain) {
+        // The curve is of points times the gain of least squares, 1 less the error's share; bare points are larger by it, and the
+        // error too.
+        (CodeKind::Ans, Gain::None) if point.snr_db > 0.0 => {
+            point.snr_db + 10.0 * (1.0 - 10f64.powf(-0.1 * point.snr_db)).log10()
+        }
+        _ => point.snr_db,
+    };
+    RateEstimate { rate, snr_db }
 }
